@@ -1,0 +1,1 @@
+"""What loads: clients, datasets, metric definitions, request records."""

@@ -1,0 +1,1 @@
+"""What explains: capture of GC, processes and /metrics, and the measured session."""

@@ -1,0 +1,1 @@
+"""What serves: scheduler, KV cache, models, executors, HTTP server."""

@@ -1,0 +1,1 @@
+"""What runs the steps: one module per executor behind `base.Executor`."""

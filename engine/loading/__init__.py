@@ -1,0 +1,1 @@
+"""Reading models: Hugging Face directories, GGUF, dummy weights, tokenizers, chat templates."""

@@ -1,0 +1,1 @@
+"""What to run and how to start it: YAML recipes, their schema, the launcher."""
