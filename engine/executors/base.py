@@ -12,6 +12,7 @@ import abc
 from dataclasses import dataclass, field
 from typing import Any
 
+from atom.engine.errors import RequestError
 from atom.engine.messages import TokenLogprobs
 from atom.engine.sampling_params import SamplingParams
 
@@ -87,7 +88,7 @@ class Executor(abc.ABC):
 
     @abc.abstractmethod
     def start(self) -> int:
-        """Load weights and allocate the KV pool. Returns the number of KV blocks."""
+        """Load weights and allocate the KV pool. Returns the number of KV blocks. From then on `info` is complete."""
 
     @abc.abstractmethod
     def submit(self, output: SchedulerOutput) -> StepHandle:
@@ -106,5 +107,18 @@ class Executor(abc.ABC):
         """Stop threads and free memory. Safe to call twice."""
 
     def info(self) -> dict[str, Any]:
-        """Facts for /server_info: dtype, kernels, memory. JSON-safe."""
+        """Facts for /server_info: dtype, kernels, memory. JSON-safe.
+
+        The engine itself relies on `vocab_size` (int), `max_model_len` (int, before the cache's size limits it) and
+        `eos_token_ids` (list of int, may be empty).
+        """
         return {"executor": self.kind}
+
+    def start_profile(self, directory: str) -> None:
+        """Begin to record what the steps do; the trace will be written into `directory`. Raises `RequestError` where
+        there is nothing to record, or a recording is running."""
+        raise RequestError(f"the {self.kind} executor has no profiler")
+
+    def stop_profile(self) -> str:
+        """End the recording and return the path of the trace."""
+        raise RequestError(f"the {self.kind} executor has no profiler")

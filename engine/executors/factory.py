@@ -1,0 +1,20 @@
+"""From the configured executor kind to an executor. Modules are imported when wanted: a simulated run needs no torch."""
+
+from __future__ import annotations
+
+from atom.engine.config import EngineConfig
+from atom.engine.errors import ConfigError
+from atom.engine.executors.base import Executor
+
+
+def create_executor(config: EngineConfig) -> Executor:
+    """The executor that `config` names, not started yet. Raises `ConfigError` for one that this version lacks."""
+    if config.executor == "simulated":
+        from atom.engine.executors.simulated import SimulatedExecutor
+
+        return SimulatedExecutor(config)
+    if config.executor in ("auto", "cpu"):
+        from atom.engine.executors.cpu import CPUExecutor
+
+        return CPUExecutor(config)
+    raise ConfigError(f"--executor {config.executor} is not in this version; use cpu or simulated")
