@@ -1,0 +1,33 @@
+"""`python -m atom.recipes.check [PATH…]`: check recipe files against the schema; without paths, the built-in ones.
+
+Exit status 0 if all are right, 2 if one is wrong (one line each on standard error).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from atom.recipes.errors import ExitStatus, UsageError
+from atom.recipes.resolve import builtin_recipes, load_recipe
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str]) -> int:
+    paths = [Path(argument) for argument in arguments] or list(builtin_recipes().values())
+    files = [file for path in paths for file in (sorted(path.glob("*.y*ml")) if path.is_dir() else [path])]
+    wrong = 0
+    for file in files:
+        try:
+            load_recipe(file)
+        except UsageError as error:
+            print(error, file=sys.stderr)
+            wrong += 1
+    print(f"{len(files)} recipes checked, {wrong} wrong")
+    return ExitStatus.USAGE if wrong else ExitStatus.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

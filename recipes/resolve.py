@@ -1,0 +1,40 @@
+"""Finding recipes: the built-in ones by name, any other by path.
+
+`resolve_recipe("embedded")` and `resolve_recipe("path/to/file.yaml")` both return a checked `Recipe`.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from atom.recipes.errors import UsageError
+from atom.recipes.placeholders import check_placeholders
+from atom.recipes.recipe import Recipe, recipe_from_document
+from atom.recipes.schema import read_recipe_file
+
+__all__ = ["builtin_recipes", "load_recipe", "resolve_recipe"]
+
+
+def load_recipe(path: str | Path) -> Recipe:
+    """Read and check one recipe file; UsageError names file, line, field and what would be right."""
+    document = read_recipe_file(Path(path))
+    recipe = recipe_from_document(document)
+    check_placeholders(recipe, document)
+    return recipe
+
+
+def builtin_recipes() -> dict[str, Path]:
+    """Name to file of the recipes that come with the package."""
+    folder = Path(str(resources.files("atom.recipes")))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def resolve_recipe(name_or_path: str) -> Recipe:
+    """A built-in recipe by its name, or a recipe file by its path."""
+    builtin = builtin_recipes()
+    if name_or_path in builtin:
+        return load_recipe(builtin[name_or_path])
+    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
+        return load_recipe(name_or_path)
+    raise UsageError(f"no recipe {name_or_path!r}; there are {', '.join(builtin)}, or give the path of a .yaml file")
