@@ -1,0 +1,53 @@
+"""Requests made ready before the load starts, so that none has to be encoded while something is being timed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from atom.bench.load import PlannedRequest
+
+__all__ = ["RequestSpool"]
+
+MAX_MEMORY: Final = 256 << 20
+"""Bodies beyond this many bytes go to an unnamed temporary file."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    offset: int
+    size: int
+    input_len: int | None
+    output_len: int | None
+    session: str | None
+    turn: int | None
+
+
+class RequestSpool:
+    """Holds the bodies of many requests in bounded memory."""
+
+    def __init__(self, requests: Iterable[PlannedRequest], on_stored: Callable[[], None] = lambda: None) -> None:
+        self._file = tempfile.SpooledTemporaryFile(MAX_MEMORY)  # noqa: SIM115 (closed by close)
+        self._entries: list[_Entry] = []
+        offset = 0
+        for request in requests:
+            self._file.write(request.body)
+            self._entries.append(
+                _Entry(offset, len(request.body), request.input_len, request.output_len, request.session, request.turn)
+            )
+            offset += len(request.body)
+            on_stored()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, index: int) -> PlannedRequest:
+        entry = self._entries[index]
+        self._file.seek(entry.offset)
+        body = self._file.read(entry.size)
+        return PlannedRequest(body, entry.input_len, entry.output_len, entry.session, entry.turn)
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,97 @@
+"""Server-sent events, decoded incrementally as the WHATWG standard says (section 9.2.6, "Interpreting an event
+stream"). Bytes in, event payloads out; what the payloads mean lives in `bench/stream.py`."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+__all__ = ["EventTooLargeError", "SseDecoder", "TypedEvent"]
+
+MAX_EVENT_BYTES: Final = 8 << 20
+"""An event that grows beyond this is an error: the server is untrusted input."""
+
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+class EventTooLargeError(ValueError):
+    """One event is larger than `MAX_EVENT_BYTES`."""
+
+
+class TypedEvent(NamedTuple):
+    """An event with a type of its own (`event: error`)."""
+
+    type: bytes
+    data: bytes
+
+
+class SseDecoder:
+    """Decodes one stream. `feed` returns the payloads of the events that end in the bytes given: plain `bytes` for
+    events of the default type `message`, `TypedEvent` for others.
+
+    Line ends may be LF, CRLF or CR, mixed and split anywhere; payloads stay bytes, so that a character split between
+    two reads is whole again when the event is. `rest` is what has come of an event that is not complete.
+    """
+
+    __slots__ = ("_skip_lf", "_start", "comments", "rest")
+
+    def __init__(self) -> None:
+        self.rest = b""
+        self.comments = 0
+        """Comment lines (heartbeats) seen."""
+        self._skip_lf = False
+        self._start = True
+
+    def feed(self, data: bytes) -> list[bytes | TypedEvent]:
+        if self._skip_lf and data:
+            self._skip_lf = False
+            if data.startswith(b"\n"):
+                data = data[1:]
+        if b"\r" in data:
+            self._skip_lf = data.endswith(b"\r")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        if self.rest:
+            data = self.rest + data
+        if self._start:
+            if len(data) < len(_BOM) and _BOM.startswith(data):
+                self.rest = data
+                return []
+            self._start = False
+            data = data.removeprefix(_BOM)
+        end = data.rfind(b"\n\n")
+        if end < 0:
+            self._keep(data.lstrip(b"\n"))
+            return []
+        self._keep(data[end + 2 :])
+        events: list[bytes | TypedEvent] = []
+        for block in data[:end].split(b"\n\n"):
+            if block.startswith(b"data: ") and b"\n" not in block:
+                events.append(block[6:])
+            else:
+                event = self._block(block)
+                if event is not None:
+                    events.append(event)
+        return events
+
+    def _keep(self, rest: bytes) -> None:
+        if len(rest) > MAX_EVENT_BYTES:
+            raise EventTooLargeError(f"an event of the stream is larger than {MAX_EVENT_BYTES >> 20} MiB")
+        self.rest = rest
+
+    def _block(self, block: bytes) -> bytes | TypedEvent | None:
+        """The lines between two blank lines; None where they hold no data field."""
+        data: list[bytes] = []
+        kind = b""
+        for line in block.split(b"\n"):
+            name, colon, value = line.partition(b":")
+            if not name:
+                self.comments += bool(colon)
+                continue
+            value = value.removeprefix(b" ")
+            if name == b"data":
+                data.append(value)
+            elif name == b"event":
+                kind = value
+        if not data:
+            return None
+        payload = b"\n".join(data)
+        return payload if kind in (b"", b"message") else TypedEvent(kind, payload)
