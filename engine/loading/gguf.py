@@ -7,6 +7,7 @@ convert_hf_to_gguf.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -142,20 +143,20 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{_LAYER_NAMES[part]}.{suffix}"
 
 
-def read_gguf_tensor(file: GGUFFile, config: TransformerConfig, name: str) -> npt.NDArray[np.float32]:
-    """The tensor called `name` in Hugging Face checkpoints, float32, its rotary layout undone.
+def read_gguf_tensor(
+    file: GGUFFile, config: TransformerConfig, name: str
+) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
+    """The tensor called `name` in Hugging Face checkpoints, its rotary layout undone: pieces of flat float32 values,
+    each with the index of its first element.
 
     Files of the architecture `llama` have the rows of q and k interleaved within each head, (0, k/2, 1, k/2+1, …).
+    Rows are reordered before they are dequantized: blocks never cross them.
     """
-    values = file.tensor(gguf_name(name))
-    if file.metadata.get("general.architecture") == "llama":
-        if ".q_proj." in name:
-            return _deinterleave(values, config.num_heads)
-        if ".k_proj." in name:
-            return _deinterleave(values, config.num_kv_heads)
-    return values
-
-
-def _deinterleave(values: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
-    pairs = values.reshape(num_heads, -1, 2, *values.shape[1:])
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+    info = file.tensors[gguf_name(name)]
+    raw = file.raw(info)
+    if file.metadata.get("general.architecture") == "llama" and (".q_proj." in name or ".k_proj." in name):
+        num_heads = config.num_heads if ".q_proj." in name else config.num_kv_heads
+        # A bias is one row of the file but has one element per row of its weight.
+        rows = raw if len(info.shape) > 1 else raw.reshape(info.shape[0], -1)
+        raw = rows.reshape(num_heads, -1, 2, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
+    return file.chunks(info, raw)

@@ -42,22 +42,21 @@ class SafetensorsSource:
     def origin(self, name: str) -> str:
         return str(self._files[name])
 
-    def read(self, name: str) -> torch.Tensor:
-        """A view of the mapped file, or a copy where the library makes one. Raises for a dtype that is no float."""
+    def read_into(self, name: str, target: torch.Tensor) -> None:
+        """Copy from the mapped file. Raises `ModelLoadError` for a dtype that is no float."""
         path = self._files[name]
         if self._dtypes[name] not in _FLOATS:
             raise ModelLoadError(
                 f"{path}: tensor {name} has dtype {self._dtypes[name]}; supported are {', '.join(sorted(_FLOATS))}"
             )
         try:
-            tensor: torch.Tensor = self._handles[path].get_tensor(name)
+            target.copy_(self._handles[path].get_tensor(name))
         except SafetensorError as error:
             raise ModelLoadError(f"{path}: tensor {name} cannot be read: {error}") from None
-        return tensor
 
     def _open(self, path: Path) -> None:
         try:
-            handle = safe_open(path, framework="pt", device="cpu")
+            handle: Any = safe_open(path, framework="pt", device="cpu")
             rows = [(name, handle.get_slice(name)) for name in handle.keys()]  # noqa: SIM118  (not a mapping)
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(f"{path}: is not a complete safetensors file: {error}") from None

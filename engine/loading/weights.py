@@ -2,12 +2,14 @@
 
 A format is a `TensorSource`: names, shapes, and one tensor at a time. Shapes are compared with the architecture
 before anything is allocated; then each tensor is copied, in the target dtype, straight into the model's (fused)
-weights, so there is never more than one tensor beside the model.
+weights, so there are never more than a few tensors beside the model.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -30,6 +32,7 @@ TORCH_DTYPES: Final[dict[str, torch.dtype]] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+MAX_LOAD_THREADS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,9 @@ class TensorSource(Protocol):
         """The file that holds the tensor."""
         ...
 
-    def read(self, name: str) -> torch.Tensor:
-        """One tensor on the CPU, in any float dtype."""
+    def read_into(self, name: str, target: torch.Tensor) -> None:
+        """Copy one tensor into `target`, which is contiguous, of the same shape and of any float dtype and device.
+        Called from several threads."""
         ...
 
 
@@ -74,8 +78,10 @@ class GGUFSource:
     def origin(self, name: str) -> str:
         return str(self._file.path)
 
-    def read(self, name: str) -> torch.Tensor:
-        return torch.from_numpy(read_gguf_tensor(self._file, self._config, name))
+    def read_into(self, name: str, target: torch.Tensor) -> None:
+        flat = target.view(-1)
+        for start, values in read_gguf_tensor(self._file, self._config, name):
+            flat[start : start + len(values)].copy_(torch.from_numpy(values))
 
 
 def load_model(
@@ -113,8 +119,10 @@ def _load(
 ) -> DecoderLM:
     _check_shapes(tensors, _skeleton(config).checkpoint_views(), config, origin)
     model = build_model(config, dtype, device)
-    for name, view in model.checkpoint_views().items():
-        view.copy_(tensors.read(name))
+    views = model.checkpoint_views()
+    with ThreadPoolExecutor(min(MAX_LOAD_THREADS, len(os.sched_getaffinity(0))), "load") as pool:
+        for _ in pool.map(tensors.read_into, views.keys(), views.values()):
+            pass
     return model
 
 

@@ -256,7 +256,8 @@ def _dtype(raw: dict[str, Any]) -> DTypeName | None:
     value = raw.get("dtype", raw.get("torch_dtype"))
     if isinstance(value, str):
         value = value.removeprefix("torch.")
-    return value if value in ("float32", "bfloat16", "float16") else None
+    names: tuple[DTypeName, ...] = ("float32", "bfloat16", "float16")
+    return next((name for name in names if name == value), None)
 
 
 def _rope_config(raw: dict[str, Any], max_positions: int, origin: str) -> RopeConfig:

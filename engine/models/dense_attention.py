@@ -28,7 +28,7 @@ class DenseAttention:
         sizes = list(self._num_new.values())
         assert sum(sizes) == q_thk.shape[0], "step() announced another number of tokens"
         outputs = []
-        rows = zip(self._num_new, q_thk.split(sizes), k_tgk.split(sizes), v_tgk.split(sizes), strict=True)
+        rows = zip(self._num_new, *(torch.split(x, sizes) for x in (q_thk, k_tgk, v_tgk)), strict=True)
         for sequence, q_shk, k_sgk, v_sgk in rows:
             past = self._cache.get((layer, sequence))
             k_cgk = k_sgk if past is None else torch.cat((past[0], k_sgk))
