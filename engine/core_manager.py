@@ -22,13 +22,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
-import msgspec
 import zmq
 
 from atom.engine.api_sequence import ApiSequence, OutputCallback, pack_token_ids
 from atom.engine.config import EngineConfig
 from atom.engine.core_channel import CoreChannel
 from atom.engine.core_handle import CORE_COMMAND, CoreProcess, wait_all
+from atom.engine.core_receiver import receive_until_exit
 from atom.engine.errors import EngineDeadError, OutputsNotConsumedError, QueueFullError
 from atom.engine.messages import (
     FINISH_ABORT,
@@ -37,6 +37,7 @@ from atom.engine.messages import (
     AbortRequests,
     AddRequest,
     CoreInput,
+    CoreOutput,
     EngineFailed,
     EngineReady,
     SchedulerStats,
@@ -52,11 +53,6 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_S: Final = 1800.0
 CALL_TIMEOUT_S: Final = 30.0
-MESSAGES_PER_POLL: Final = 8
-EXIT_POLL_MS: Final = 100
-"""How often exits are looked for where the kernel has no pidfd."""
-LAST_WORDS_MS: Final = 50
-"""How long to wait for messages still on their way from a core that has exited."""
 
 _SequenceBatch = list[ApiSequence]
 
@@ -155,7 +151,7 @@ class CoreManager:
         self._closing = True
         if self._failure is None:
             for engine in self.engines:
-                with contextlib.suppress(zmq.Again):
+                with contextlib.suppress(QueueFullError):
                     self._send(engine.index, Shutdown(drain))
         if self._failure is not None or not wait_all(self.engines, timeout):
             for engine in self.engines:
@@ -167,7 +163,7 @@ class CoreManager:
             self._channel.close()
         for engine in self.engines:
             engine.close()
-        self._wake_readers()
+        self._put(None)
 
     @property
     def is_alive(self) -> bool:
@@ -213,7 +209,10 @@ class CoreManager:
         """
         self.set_flush(flush)
         self.consumes_outputs_queue = False
-        self._wake_readers()
+        with contextlib.suppress(queue.Empty):
+            while True:  # what finished before has lost its reader
+                self._release_unread(self.outputs_queue.get_nowait())
+        self._put(None)
 
     def get_output(self, timeout: float | None = None) -> _SequenceBatch:
         """Wait for sequences that finished, in the order in which they did; `[]` when `timeout` seconds pass first.
@@ -243,9 +242,12 @@ class CoreManager:
             self._raise_if_not_consumed(self.asyncio_mode)
             self._raise_if_dead()
             return []
-        with self._unread_lock:
-            self._num_unread -= len(batch)
+        self._release_unread(batch)
         return batch
+
+    def _release_unread(self, batch: _SequenceBatch | None) -> None:
+        with self._unread_lock:
+            self._num_unread -= len(batch or ())
 
     def _raise_if_not_consumed(self, asyncio_mode: bool) -> None:
         if not self.consumes_outputs_queue:
@@ -257,21 +259,18 @@ class CoreManager:
             raise OutputsNotConsumedError(f"this manager's finished sequences are read with {wanted}")
 
     def _queue_finished(self, batch: _SequenceBatch) -> None:
-        if not self.consumes_outputs_queue:
-            return
-        with self._unread_lock:
-            self._num_unread += len(batch)
-        self._put(batch)
+        if self.consumes_outputs_queue:
+            with self._unread_lock:
+                self._num_unread += len(batch)
+            self._put(batch)
 
     def _put(self, batch: _SequenceBatch | None) -> None:
+        """Queue a batch, or None to make a waiting reader look at what has changed."""
         if self.async_output_queue is None:
             self.outputs_queue.put(batch)
         elif self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: its reader is gone
                 self._loop.call_soon_threadsafe(self.async_output_queue.put_nowait, batch)
-
-    def _wake_readers(self) -> None:
-        self._put(None)
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -309,13 +308,10 @@ class CoreManager:
         self._sequences[seq_id] = seq
         try:
             self._send(seq.engine_index, AddRequest(seq_id, request_id, prompt, params, arrival_ns))
-        except zmq.Again:
-            self._sequences.pop(seq_id, None)
-            raise QueueFullError("the engine does not take requests at the moment") from None
         except BaseException:
             self._sequences.pop(seq_id, None)
             raise
-        # The core may have died between the first check and now; then nobody will ever finish this one.
+        # The core may have died since the first check; then nobody will ever finish this one.
         if self._failure is not None and self._sequences.pop(seq_id, None) is not None:
             self._raise_if_dead()
         return seq
@@ -353,7 +349,10 @@ class CoreManager:
 
     def _send(self, engine_index: int, message: CoreInput) -> None:
         assert self._channel is not None
-        self._channel.send(engine_index, message)
+        try:
+            self._channel.send(engine_index, message)
+        except zmq.Again:
+            raise QueueFullError("the engine does not take messages at the moment") from None
 
     def _send_aborts(self, engine_index: int, seq_ids: list[int]) -> None:
         with contextlib.suppress(EngineDeadError):  # nothing runs there any more
@@ -388,9 +387,6 @@ class CoreManager:
         try:
             self._send(0, UtilityCall(call_id, method, args or {}))
             self._raise_if_dead()
-        except zmq.Again:
-            self._calls.close(call_id)
-            raise QueueFullError("the engine does not take requests at the moment") from None
         except BaseException:
             self._calls.close(call_id)
             raise
@@ -401,42 +397,15 @@ class CoreManager:
     def _run_output_thread(self, channel: CoreChannel) -> None:
         error: str | None
         try:
-            error = self._receive_until_exit(channel)
+            error = receive_until_exit(channel, self.engines, self._on_message)
         except Exception as exception:
             log.exception("the output thread failed")
             error = f"the engine's output could not be handled: {exception!r}"
-        self._finish_all(error)
+        self._finish_all(None if self._closing else error)
 
-    def _receive_until_exit(self, channel: CoreChannel) -> str | None:
-        """Dispatch messages until a core has exited. Returns the error, or None when that was asked for."""
-        poller = zmq.Poller()
-        poller.register(channel.output, zmq.POLLIN)
-        exit_fds = [engine.exit_fd for engine in self.engines if engine.exit_fd is not None]
-        for fd in exit_fds:
-            poller.register(fd, zmq.POLLIN)
-        timeout = None if len(exit_fds) == len(self.engines) else EXIT_POLL_MS
-        while True:
-            ready = poller.poll(timeout)
-            for _ in range(MESSAGES_PER_POLL):
-                failed = self._receive_one(channel)
-                if failed is None:
-                    break
-                if failed:
-                    return failed
-            channel.retry_aborts()
-            only_output = len(ready) == 1 and ready[0][0] is channel.output
-            if not only_output and any(engine.returncode is not None for engine in self.engines):
-                return self._after_exit(channel)
-
-    def _receive_one(self, channel: CoreChannel) -> str | None:
-        """Handle one message. None: there was none. Otherwise the reason to give up, or an empty string."""
-        try:
-            message = channel.receive()
-        except msgspec.MsgspecError as error:
-            return f"EngineCore sent bytes that are no message: {error}"
+    def _on_message(self, message: CoreOutput) -> str | None:
+        """Returns the reason to give up when the message is one."""
         match message:
-            case None:
-                return None
             case StepOutputs():
                 self._on_step(message)
             case UtilityResult():
@@ -447,17 +416,7 @@ class CoreManager:
                 engine.ready.set()
             case EngineFailed():
                 return f"EngineCore {message.engine_index} failed: {message.error}"
-        return ""
-
-    def _after_exit(self, channel: CoreChannel) -> str | None:
-        """Handle what a core that has exited sent before; then say why it did."""
-        while channel.output.poll(LAST_WORDS_MS):
-            failed = self._receive_one(channel)
-            if failed:
-                return failed
-        if self._closing:
-            return None
-        return next(engine.describe_exit() for engine in self.engines if engine.returncode is not None)
+        return None
 
     def _on_step(self, step: StepOutputs) -> None:
         """One callback per sequence that got tokens or ended, then what is due once per step."""
@@ -475,8 +434,12 @@ class CoreManager:
                     seq.first_token_ns = now
                 output.append(token)
                 seq.received_ns = now
-                if seq.callback is not None:
-                    self._call_back(seq, (token,))
+                callback = seq.callback
+                if callback is not None:
+                    try:
+                        callback(seq, (token,))
+                    except Exception as error:
+                        self._on_callback_error(seq, error)
         else:
             self._dispatch_counted(step, step.counts, now)
         if step.finished:
@@ -497,20 +460,26 @@ class CoreManager:
             self.on_step(step)
 
     def _call_back(self, seq: ApiSequence, token_ids: Sequence[int]) -> None:
-        """A callback that raises ends its own sequence and no other."""
         callback = seq.callback
         if callback is None:
-            return  # aborted meanwhile
+            return  # nobody asked, or aborted meanwhile
         try:
             callback(seq, token_ids)
         except Exception as error:
-            log.exception("the output of request %s could not be handled", seq.request_id)
-            if seq.finish_reason is None:
-                self._step_aborts.append(seq.seq_id)
-            _finish(seq, FINISH_ERROR, time.monotonic_ns())
-            seq.error = f"its output could not be handled: {error!r}"
-            if self._sequences.pop(seq.seq_id, None) is not None:
-                self._step_finished.append(seq)
+            self._on_callback_error(seq, error)
+
+    def _on_callback_error(self, seq: ApiSequence, error: Exception) -> None:
+        """A callback that raises ends its own sequence and no other. It is called once more, to pass the error on."""
+        log.error("the output of request %s could not be handled", seq.request_id, exc_info=error)
+        if seq.finish_reason is None:
+            self._step_aborts.append(seq.seq_id)
+        _finish(seq, FINISH_ERROR, time.monotonic_ns())
+        seq.error = f"its output could not be handled: {error!r}"
+        if seq.callback is not None:
+            with contextlib.suppress(Exception):
+                seq.callback(seq, ())
+        if self._sequences.pop(seq.seq_id, None) is not None:
+            self._step_finished.append(seq)
 
     def _dispatch_counted(self, step: StepOutputs, counts: list[int], now: int) -> None:
         start = 0
@@ -524,8 +493,7 @@ class CoreManager:
                 seq.first_token_ns = now
             seq.output_token_ids.extend(token_ids)
             seq.received_ns = now
-            if seq.callback is not None:
-                self._call_back(seq, token_ids)
+            self._call_back(seq, token_ids)
 
     def _apply_details(self, step: StepOutputs, now: int) -> None:
         """Set what a step says of single sequences before their callbacks run."""
@@ -587,7 +555,7 @@ class CoreManager:
         self._calls.fail_all(EngineDeadError(error or "the engine is shut down"))
         for engine in self.engines:
             engine.ready.set()  # whoever waits in start() looks at `failure` next
-        self._wake_readers()
+        self._put(None)
         if self._failure is not None and self.on_failure is not None:
             self.on_failure(self._failure)
 

@@ -18,7 +18,7 @@ import msgspec
 from atom.engine.api_sequence import ApiSequence
 from atom.engine.core_manager import CoreManager
 from atom.engine.detokenizer import ByteDetokenizer, DetokenizerFactory, SupportsDecode
-from atom.engine.messages import TokenLogprobs
+from atom.engine.messages import FINISH_ERROR, TokenLogprobs
 from atom.engine.output_processor import TextOutput
 from atom.engine.sampling_params import SamplingParams
 
@@ -110,15 +110,17 @@ class Stream:
         )
 
     def _on_tokens_in_full(self, seq: ApiSequence, token_ids: Sequence[int]) -> None:
-        output = self._text
         before = seq.num_output_tokens - len(token_ids)
-        output.num_tokens = before
-        text = output.append(
-            token_ids, finished=seq.finish_reason is not None, ends_with_stop_token=seq.stop_token_id is not None
-        )
-        if output.stop is not None:
-            self._dispatcher.manager.stop_sequence(seq, output.stop, output.num_tokens)
-            token_ids = token_ids[: output.num_tokens - before]
+        text = ""
+        if seq.finish_reason != FINISH_ERROR:
+            output = self._text
+            output.num_tokens = before
+            text = output.append(
+                token_ids, finished=seq.finish_reason is not None, ends_with_stop_token=seq.stop_token_id is not None
+            )
+            if output.stop is not None:
+                self._dispatcher.manager.stop_sequence(seq, output.stop, output.num_tokens)
+                token_ids = token_ids[: output.num_tokens - before]
         prompt_logprobs = None
         if not self._sent_prompt_logprobs and seq.prompt_logprobs is not None:
             prompt_logprobs = seq.prompt_logprobs

@@ -1,0 +1,61 @@
+"""The waiting of the output thread: messages from the cores, and the exit of any of them, whichever comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+import zmq
+
+from atom.engine.core_channel import CoreChannel
+from atom.engine.core_handle import CoreProcess
+from atom.engine.messages import CoreOutput
+
+MESSAGES_PER_POLL: Final = 8
+EXIT_POLL_MS: Final = 100
+"""How often exits are looked for where the kernel has no pidfd."""
+LAST_WORDS_MS: Final = 50
+"""How long to wait for messages still on their way from a core that has exited."""
+
+Handler = Callable[[CoreOutput], str | None]
+"""Takes a message; returns the reason to give up, or None to go on."""
+
+
+def receive_until_exit(channel: CoreChannel, engines: Sequence[CoreProcess], handle: Handler) -> str:
+    """Pass every message to `handle` until one of the cores has exited or `handle` gives up. Returns the reason."""
+    poller = zmq.Poller()
+    poller.register(channel.output, zmq.POLLIN)
+    exit_fds = [engine.exit_fd for engine in engines if engine.exit_fd is not None]
+    for fd in exit_fds:
+        poller.register(fd, zmq.POLLIN)
+    timeout = None if len(exit_fds) == len(engines) else EXIT_POLL_MS
+    while True:
+        ready = poller.poll(timeout)
+        for _ in range(MESSAGES_PER_POLL):
+            try:
+                message = channel.receive()
+            except msgspec.MsgspecError as error:
+                return f"EngineCore sent bytes that are no message: {error}"
+            if message is None:
+                break
+            reason = handle(message)
+            if reason is not None:
+                return reason
+        channel.retry_aborts()
+        only_output = len(ready) == 1 and ready[0][0] is channel.output
+        exited = None if only_output else next((engine for engine in engines if engine.returncode is not None), None)
+        if exited is not None:
+            return _last_words(channel, handle) or exited.describe_exit()
+
+
+def _last_words(channel: CoreChannel, handle: Handler) -> str | None:
+    """Handle what a core that has exited sent before."""
+    try:
+        while channel.output.poll(LAST_WORDS_MS):
+            message = channel.receive()
+            if message is not None and (reason := handle(message)) is not None:
+                return reason
+    except msgspec.MsgspecError:
+        pass  # cut short by its death, which says more
+    return None
