@@ -1,0 +1,193 @@
+"""The CPU executor: loads the model, owns the worker thread that runs steps in order, and says what it runs on.
+
+A step is queued by `submit` and computed by the worker while the scheduler plans the next one; `collect` waits for
+it. What a step does: `model_runner.py`. Numeric contract: dtype float32 is float32 everywhere; bfloat16 means weights
+and KV cache in bfloat16, with activations and sums in float32 where compiled kernels serve.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from concurrent.futures import Future
+from typing import Any, Final, Literal
+
+import torch
+
+from atom.engine.config import EngineConfig
+from atom.engine.errors import ConfigError
+from atom.engine.executors.base import Executor, SchedulerOutput, StepHandle, StepResult
+from atom.engine.executors.kv_cache import KVCache, KVCacheShape, available_memory, choose_num_blocks
+from atom.engine.executors.model_runner import ModelRunner, choose_backend, create_backend
+from atom.engine.executors.sequence_table import SequenceTable
+from atom.engine.kernels.bindings import CPUKernels, KernelsUnavailableError
+from atom.engine.loading.describe import describe_model
+from atom.engine.loading.weights import LoadedModel, load_model
+from atom.engine.models.config import TransformerConfig
+
+__all__ = ["CPUExecutor"]
+
+KernelChoice = Literal["auto", "attention", "torch"]
+KERNELS_VARIABLE: Final = "ATOM_CPU_KERNELS"
+
+
+class CPUExecutor(Executor):
+    """Real models in torch and C. `kernels`: "auto" the fastest, "attention" compiled attention alone, "torch" none;
+    None: what `$ATOM_CPU_KERNELS` says, else "auto"."""
+
+    max_in_flight = 2
+    kind = "cpu"
+
+    def __init__(self, config: EngineConfig, kernels: KernelChoice | None = None) -> None:
+        self._config = config
+        self._choice = kernels or _kernel_choice()
+        self._kernels: CPUKernels | None = None
+        self._queue: queue.SimpleQueue[tuple[SchedulerOutput, Future[StepResult]] | None] = queue.SimpleQueue()
+        self._worker: threading.Thread | None = None
+        self._info: dict[str, Any] = {}
+        self._torch_threads: int | None = None
+        self.runner: ModelRunner | None = None
+
+    def start(self) -> int:
+        assert self._worker is None, "started twice"
+        threads = self._config.num_threads or len(os.sched_getaffinity(0))
+        why_torch = self._open_kernels(threads)
+        dtype, dtype_reason = _choose_dtype(self._config)
+        loaded = load_model(self._config.model, dtype=dtype)
+        architecture = loaded.transformer_config
+        max_model_len = _context_length(self._config, architecture)
+        # Compiled kernels have threads of their own; torch's would spin beside them after every small operation.
+        self._torch_threads = torch.get_num_threads()
+        torch.set_num_threads(threads if self._kernels is None else 1)
+        cache = self._allocate_cache(architecture, dtype, max_model_len)
+        kind, reason = choose_backend(loaded.model, self._kernels, self._choice)
+        parameters = architecture.num_parameters
+        backend = create_backend(kind, loaded.model, cache, self._kernels, max_model_len)
+        scheduler = self._config.scheduler
+        table = SequenceTable(
+            scheduler.max_num_seqs, max_model_len, self._config.cache.block_size, self._config.model.seed
+        )
+        self.runner = ModelRunner(backend, table, self._config.cache.block_size, self._kernels)
+        self._info = _describe(loaded, cache, max_model_len) | {
+            "executor": self.kind,
+            "dtype_reason": dtype_reason,
+            "threads": threads,
+            "kernels": kind if self._kernels is None else f"{kind} ({self._kernels.isa})",
+            "kernels_reason": why_torch or reason,
+            "weight_bytes": parameters * dtype.itemsize,
+        }
+        del loaded, backend
+        self._worker = threading.Thread(target=self._run_steps, args=(self.runner,), name="cpu-executor", daemon=True)
+        self._worker.start()
+        return cache.num_blocks
+
+    def submit(self, output: SchedulerOutput) -> StepHandle:
+        assert self._worker is not None, "not started"
+        future: Future[StepResult] = Future()
+        self._queue.put((output, future))
+        return StepHandle(output.step, future)
+
+    def collect(self, handle: StepHandle) -> StepResult:
+        future: Future[StepResult] = handle.state
+        return future.result()
+
+    def is_done(self, handle: StepHandle) -> bool:
+        future: Future[StepResult] = handle.state
+        return future.done()
+
+    def shutdown(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            self._queue.put(None)
+            worker.join()
+        self.runner = None
+        if self._kernels is not None:
+            self._kernels.close()
+            self._kernels = None
+        if self._torch_threads is not None:
+            torch.set_num_threads(self._torch_threads)
+            self._torch_threads = None
+
+    def info(self) -> dict[str, Any]:
+        return dict(self._info) if self._info else super().info()
+
+    def _open_kernels(self, threads: int) -> str:
+        """Compile or load the kernels; the reason why there are none, or ""."""
+        if self._choice == "torch":
+            return f"{KERNELS_VARIABLE}=torch"
+        try:
+            self._kernels = CPUKernels(threads)
+        except KernelsUnavailableError as error:
+            return str(error)
+        return ""
+
+    def _allocate_cache(self, architecture: TransformerConfig, dtype: torch.dtype, max_model_len: int) -> KVCache:
+        shape = KVCacheShape(
+            architecture.num_layers,
+            architecture.num_kv_heads,
+            architecture.head_dim,
+            self._config.cache.block_size,
+            dtype,
+        )
+        max_tokens = max_model_len * self._config.scheduler.max_num_seqs
+        return KVCache(shape, choose_num_blocks(self._config.cache, shape, max_tokens, available_memory()))
+
+    def _run_steps(self, runner: ModelRunner) -> None:
+        """The worker. After a step has failed the state of its sequences is unknown, so every later one fails too."""
+        failure: BaseException | None = None
+        # Thread-local in torch: without it every operation records for autograd.
+        with torch.inference_mode():
+            while (item := self._queue.get()) is not None:
+                output, future = item
+                if failure is None:
+                    try:
+                        future.set_result(runner.run(output))
+                    except BaseException as error:
+                        failure = error
+                if failure is not None:
+                    future.set_exception(failure)
+
+
+def _kernel_choice() -> KernelChoice:
+    value = os.environ.get(KERNELS_VARIABLE) or "auto"
+    for choice in ("auto", "attention", "torch"):
+        if value == choice:
+            return choice
+    raise ConfigError(f"{KERNELS_VARIABLE} must be auto, attention or torch, got {value!r}")
+
+
+def _choose_dtype(config: EngineConfig) -> tuple[torch.dtype, str]:
+    """The dtype of weights and cache. "auto": a decode step is bound by the bytes of the weights, so the smallest type
+    that loses nothing which matters."""
+    if config.model.dtype != "auto":
+        return getattr(torch, config.model.dtype), "--dtype"
+    description = describe_model(config.model.model, config.model.load_format)
+    checkpoint = description.config.dtype
+    if checkpoint is None:
+        return torch.bfloat16, "quantized checkpoint: bfloat16 rounds finer than its quantization, at half the bytes"
+    if checkpoint == "float16":
+        return torch.float32, "float16 checkpoint: float32 holds it exactly, and no CPU kernel takes float16"
+    return getattr(torch, checkpoint), "the checkpoint's own"
+
+
+def _context_length(config: EngineConfig, architecture: TransformerConfig) -> int:
+    limit, wanted = architecture.context_length, config.model.max_model_len
+    if wanted is not None and wanted > limit:
+        raise ConfigError(f"--max-model-len {wanted} exceeds the model's context length {limit}")
+    return wanted or limit
+
+
+def _describe(loaded: LoadedModel, cache: KVCache, max_model_len: int) -> dict[str, Any]:
+    architecture = loaded.transformer_config
+    dtype = str(cache.shape.dtype).removeprefix("torch.")
+    return {
+        "dtype": dtype,
+        "vocab_size": architecture.vocab_size,
+        "max_model_len": max_model_len,
+        "eos_token_ids": list(loaded.eos_token_ids),
+        "architecture": architecture.architecture,
+        "num_blocks": cache.num_blocks,
+        "kv_cache_dtype": dtype,
+        "kv_cache_bytes": cache.num_blocks * cache.shape.block_bytes,
+    }
