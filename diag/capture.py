@@ -1,0 +1,145 @@
+"""The capture process: scrapes `/metrics` and samples processes beside a load, where neither disturbs the client.
+
+`python -m atom.diag.capture` reads one JSON line (`CaptureConfig`) from standard input and records until that input
+ends, so it never outlives the session that started it. On its way out it prints one JSON line that says how much was
+recorded and what went wrong. `CaptureProcess` is the session's side.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+from atom.bench.rundir import JsonlWriter
+from atom.diag.metrics_scraper import PERIOD_S, MetricsScraper
+from atom.diag.process_sampler import ProcessSampler
+from atom.recipes.errors import RunError
+from atom.recipes.recipe import MetricsDialect, Roles
+from atom.recipes.spawn import module_command
+
+__all__ = ["CaptureConfig", "CaptureProcess", "MetricsTarget"]
+
+_STOP_TIMEOUT_S: Final = 15.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsTarget:
+    url: str
+    dialect: MetricsDialect = "auto"
+    role: str = "api"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureConfig:
+    directory: str
+    """`server/` of the run directory."""
+    metrics: list[MetricsTarget] = field(default_factory=list)
+    period_s: float = PERIOD_S
+    label: str | None = None
+    roots: list[int] = field(default_factory=list)
+    listeners: list[int] = field(default_factory=list)
+    roles: dict[str, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, text: str) -> CaptureConfig:
+        raw: dict[str, Any] = json.loads(text)
+        return cls(**{**raw, "metrics": [MetricsTarget(**target) for target in raw["metrics"]]})
+
+
+class _Recorder:
+    """A file that lines go to; a full disk costs lines, which are counted, never the capture."""
+
+    def __init__(self, path: Path) -> None:
+        self._writer = JsonlWriter(path)
+        self.path = path
+        self.lines = 0
+        self.lost = 0
+        self.error: str | None = None
+
+    def __call__(self, record: Mapping[str, Any]) -> None:
+        try:
+            self._writer.append(record)
+            self.lines += 1
+        except OSError as error:
+            self.lost += 1
+            self.error = self.error or f"{self.path.name}: {error.strerror}"
+
+
+def main() -> None:
+    # Ctrl-C reaches the whole foreground group; the session decides when captures end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config = CaptureConfig.from_json(sys.stdin.readline())
+    directory = Path(config.directory)
+    stop = threading.Event()
+    jobs: list[tuple[_Recorder, Callable[[_Recorder, threading.Event], None]]] = []
+    for target in config.metrics:
+        scraper = MetricsScraper(target.url, target.dialect, period_s=config.period_s)
+        jobs.append((_Recorder(directory / f"metrics-{target.role}.jsonl"), scraper.run))
+    if config.label or config.roots or config.listeners:
+        sampler = ProcessSampler(
+            label=config.label, roots=config.roots, listeners=config.listeners, roles=Roles.from_dict(config.roles)
+        )
+        jobs.append((_Recorder(directory / "process.jsonl"), sampler.run))
+    threads = [threading.Thread(target=run, args=(recorder, stop), daemon=True) for recorder, run in jobs]
+    for thread in threads:
+        thread.start()
+    print(json.dumps({"started": len(jobs)}), flush=True)
+    sys.stdin.read()  # until the session closes its end, or dies
+    stop.set()
+    for thread in threads:
+        thread.join(_STOP_TIMEOUT_S)
+    report = {
+        recorder.path.name: {"lines": recorder.lines, "lost": recorder.lost, "error": recorder.error}
+        for recorder, _ in jobs
+    }
+    print(json.dumps(report), flush=True)
+
+
+class CaptureProcess:
+    """A running capture."""
+
+    def __init__(self, config: CaptureConfig) -> None:
+        self._process = subprocess.Popen(
+            module_command("atom.diag.capture"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(asdict(config)) + "\n")
+        self._process.stdin.flush()
+        if not self._process.stdout.readline():  # it records from here on
+            self._process.wait()
+            raise RunError(f"the capture process did not start (status {self._process.returncode})")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def stop(self) -> tuple[dict[str, dict[str, Any]], list[str]]:
+        """End the capture: per file {lines, lost, error}, and what is wrong with it as reasons for the run."""
+        try:
+            output, _ = self._process.communicate(timeout=_STOP_TIMEOUT_S * 2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            output, _ = self._process.communicate()
+        try:
+            report = cast("dict[str, dict[str, Any]]", json.loads(output))
+        except ValueError:
+            return {}, [f"the capture process ended early (status {self._process.returncode})"]
+        return report, [
+            f"capture: {entry['lost']} lines lost ({entry['error']})" for entry in report.values() if entry["lost"]
+        ]
+
+
+if __name__ == "__main__":
+    main()
