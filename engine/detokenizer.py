@@ -158,11 +158,12 @@ class WindowDetokenizer:
         self._window.append(token)
         old = self._decode(self._window[: self._emitted])
         new = self._decode(self._window)
-        unfinished = new.endswith(REPLACEMENT) and len(self._window) - self._emitted < MAX_HELD_TOKENS
-        if unfinished or len(new) <= len(old):
-            # Nothing visible yet. A window of tokens without text would grow for ever.
-            if not unfinished and len(self._window) - self._emitted >= MAX_HELD_TOKENS:
-                self._emitted = len(self._window)
+        held = len(self._window) - self._emitted
+        if len(new) <= len(old):
+            if held >= MAX_HELD_TOKENS:
+                del self._window[self._emitted :]  # tokens without text; the window must not grow with them
+            return ""
+        if new.endswith(REPLACEMENT) and held < MAX_HELD_TOKENS:
             return ""
         del self._window[: self._emitted]
         self._emitted = len(self._window)
