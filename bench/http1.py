@@ -68,13 +68,6 @@ class ResponseParser:
             self.complete = True
         return self.complete
 
-    def may_end_with(self, data: bytes) -> bool:
-        """Whether the response can be complete once `data`, the newest read, has been fed. Cheap and never wrong with
-        False: lets a caller postpone the parsing of what cannot be the end."""
-        if self._state == "chunked":
-            return len(data) < 4 or data.endswith(b"\r\n\r\n")
-        return self._state != "until-eof"
-
     def _head(self, data: bytes) -> bytes | None:
         while True:
             end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)

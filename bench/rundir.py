@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from atom.recipes.errors import UsageError
+from atom.recipes.errors import RunError, UsageError
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -70,10 +70,13 @@ class JsonlWriter:
         self.append_line(json.dumps(record, separators=(",", ":"), allow_nan=False))
 
     def append_line(self, line: str) -> None:
-        """Append one serialized object (no newline in it)."""
+        """Append one serialized object (no newline in it). RunError if the file system refuses."""
         data = memoryview(line.encode() + b"\n")
-        while data:
-            data = data[os.write(self._fd, data) :]
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError as error:
+            raise RunError(f"cannot write {self.path}: {error.strerror}") from None
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -28,7 +28,6 @@ from atom.bench.rundir import JsonlWriter, RunDirectory
 from atom.bench.selfwatch import SelfWatch
 from atom.bench.spool import RequestSpool
 from atom.bench.stream import StreamReader
-from atom.recipes.errors import RunError
 
 __all__ = ["LoadOutcome", "OnProgress", "Progress", "run_in_loop", "run_load"]
 
@@ -124,7 +123,7 @@ class _Run:
         self._work = WorkQueue(self._loop, self._fail)
         self._pool = _open_pool(spec.endpoint, self._work)
         self._head = _request_head(spec.endpoint)
-        self._watch = SelfWatch(client, self._counters)
+        self._watch = SelfWatch(client, self._counters, self._fail)
         self._ticker: asyncio.TimerHandle | None = None
         self._progress = Progress(total=len(spec.source))
         self._phase = WARMUP
@@ -325,6 +324,7 @@ class _Run:
             interrupted=interrupted,
             **self._counters(),
         )
+        self._watch.stop()
         return LoadOutcome(
             started_ns=self._started_ns,
             ended_ns=ended,
@@ -339,7 +339,7 @@ class _Run:
     def close(self) -> None:
         if self._ticker is not None:
             self._ticker.cancel()
-        self._watch.stop()
+        self._watch.cancel()
         self._pool.close()
         if hasattr(self, "_plans"):
             self._plans.close()
@@ -347,8 +347,6 @@ class _Run:
 
     def _fail(self, error: Exception) -> None:
         if not self._failure.done():
-            if isinstance(error, OSError):
-                error = RunError(f"cannot write to {self._requests.path}: {error.strerror or error}")
             self._failure.set_exception(error)
 
     def _close_entry(self) -> None:

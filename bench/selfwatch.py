@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from atom.bench.rundir import JsonlWriter
+from atom.recipes.errors import RunError
 
 __all__ = ["SelfWatch"]
 
@@ -22,8 +23,11 @@ WINDOW_S: Final = 1.0
 class SelfWatch:
     """Samples the event loop's lag and this thread's share of a CPU; one line a second to `client/<worker>.jsonl`."""
 
-    def __init__(self, writer: JsonlWriter, counters: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, writer: JsonlWriter, counters: Callable[[], dict[str, Any]], on_error: Callable[[Exception], None]
+    ) -> None:
         self._writer = writer
+        self._on_error = on_error
         self._counters = counters
         self._loop = asyncio.get_running_loop()
         self._lags = array("d")
@@ -40,9 +44,13 @@ class SelfWatch:
         self._arm()
 
     def stop(self) -> None:
+        """Stop sampling and write the last window."""
+        self.cancel()
+        self._flush()
+
+    def cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._flush()
 
     def event(self, name: str, **fields: Any) -> None:
         """Note a moment of the run: the beginning or end of a phase."""
@@ -56,8 +64,11 @@ class SelfWatch:
         now = self._loop.time()
         self._lags.append(now - self._due)
         if now >= self._window_end:
-            self._flush()
             self._window_end = now + WINDOW_S
+            try:
+                self._flush()
+            except RunError as error:
+                self._on_error(error)
         self._arm()
 
     def _flush(self) -> None:

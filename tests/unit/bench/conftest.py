@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
 import struct
@@ -10,13 +11,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import settings
 
-from atom.bench.load import Api, Endpoint, LoadSpec, PlannedRequest
+from atom.bench.load import Endpoint, LoadSpec, PlannedRequest
 from atom.bench.records import RequestRecord, read_records
 from atom.bench.rundir import RunDirectory
 from atom.bench.runner import LoadOutcome, run_load
+
+settings.register_profile("no-deadline", deadline=None)
+settings.load_profile("no-deadline")  # a busy machine is no failure
 
 CLOSE = "close"
 RESET = "reset"
@@ -190,17 +196,38 @@ class Loaded:
         self.records: list[RequestRecord] = sorted(read_records(run_dir), key=lambda r: r.index)
 
 
-async def load(
-    tmp_path: Path, url: str, count: int = 1, *, stop: asyncio.Event | None = None, **more: object
-) -> Loaded:
-    """Run `count` requests against `url`. Options of Endpoint and LoadSpec by name."""
+class Wire:
+    """What the tests build scripts from, as one fixture (test folders are no packages)."""
+
+    CLOSE, RESET, HANG, END = CLOSE, RESET, HANG, END
+    SSE_HEAD, SSE_HEAD_EOF = SSE_HEAD, SSE_HEAD_EOF
+    http_chunk = staticmethod(http_chunk)
+    event = staticmethod(event)
+    text_chunk = staticmethod(text_chunk)
+    usage_chunk = staticmethod(usage_chunk)
+    stream_of = staticmethod(stream_of)
+    good_answer = staticmethod(good_answer)
+    FixedSource = FixedSource
+
+
+@pytest.fixture
+def wire() -> type[Wire]:
+    return Wire
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., Any]:
+    """`await load(url, count, **options)`: run equal requests. Options of Endpoint and LoadSpec by name."""
     names = {"api", "api_key", "headers", "request_timeout", "connect_timeout", "verify_tls", "path"}
-    endpoint = Endpoint(base_url=url, model="m", **{k: v for k, v in more.items() if k in names})  # type: ignore[arg-type]
-    options = {"name": "fixed", "max_concurrency": 1, "source": FixedSource(count)}
-    options |= {k: v for k, v in more.items() if k not in names}
-    spec = LoadSpec(endpoint=endpoint, **options)  # type: ignore[arg-type]
-    run_dir = RunDirectory(tmp_path / "run")
-    return Loaded(await run_load(spec, run_dir, None, stop or asyncio.Event()), run_dir)
+    runs = itertools.count()
 
+    async def run(url: str, count: int = 1, *, stop: asyncio.Event | None = None, **more: Any) -> Loaded:
+        endpoint = Endpoint(base_url=url, model="m", **{k: v for k, v in more.items() if k in names})
+        options: dict[str, Any] = {"name": "fixed", "max_concurrency": 1}
+        options |= {k: v for k, v in more.items() if k not in names}
+        options.setdefault("source", FixedSource(count))
+        run_dir = RunDirectory(tmp_path / f"run-{next(runs)}")
+        spec = LoadSpec(endpoint=endpoint, **options)
+        return Loaded(await run_load(spec, run_dir, None, stop or asyncio.Event()), run_dir)
 
-__all__ = ["Api"]
+    return run
