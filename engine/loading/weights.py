@@ -100,12 +100,14 @@ def load_model(
     config = description.config
     target_dtype = dtype or resolve_dtype(model_config.dtype, config)
     target_device = torch.device(device)
-    if model_config.load_format == "dummy" or source.kind == "preset":
-        model = build_model(config, target_dtype, target_device)
-        fill_dummy(model.checkpoint_views(), model_config.seed)
-    else:
-        tensors: TensorSource = GGUFSource(file, config) if file else SafetensorsSource(source.path)
-        model = _load(tensors, config, target_dtype, target_device, str(source.path))
+    # Worker threads cannot write into tensors that were made in the caller's inference mode.
+    with torch.inference_mode(False):
+        if model_config.load_format == "dummy" or source.kind == "preset":
+            model = build_model(config, target_dtype, target_device)
+            fill_dummy(model.checkpoint_views(), model_config.seed)
+        else:
+            tensors: TensorSource = GGUFSource(file, config) if file else SafetensorsSource(source.path)
+            model = _load(tensors, config, target_dtype, target_device, str(source.path))
     return LoadedModel(model, config, description.eos_token_ids, model_config.served_model_name or description.name)
 
 
