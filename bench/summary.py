@@ -1,0 +1,245 @@
+"""From a run directory to its figures: everything a table, a gate or a script reads, each with unit, definition and n.
+
+Works on what was recorded, so a run that was killed is summed up like one that ended. What the figures mean is in
+`bench/metrics.py`; whether they may be believed is decided in `bench/validity.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from atom.bench.metrics import DISTRIBUTIONS, RATES, Figure, FloatArray, Samples, collect, distribution
+from atom.bench.records import Outcome, RequestRecord, read_records
+from atom.bench.rundir import RunDirectory, read_jsonl
+from atom.bench.validity import Client, Counts, judge
+
+__all__ = ["summarize"]
+
+DEFAULT_PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0)
+
+
+@dataclass(slots=True)
+class _Window:
+    """The measured phase as the clients noted it."""
+
+    start_ns: int | None = None
+    end_ns: int | None = None
+    """None: no worker wrote its end; the run was killed."""
+    sent: int | None = None
+    busy_ns: int | None = None
+    interrupted: bool = False
+    lag_ms: list[float] = field(default_factory=list)
+    cpu_ns: float = 0.0
+    cpu_of_ns: float = 0.0
+
+
+def summarize(
+    run_dir: RunDirectory,
+    *,
+    percentiles: Sequence[float] = DEFAULT_PERCENTILES,
+    extra: Mapping[str, Figure] | None = None,
+) -> dict[str, Any]:
+    """Sum up `run_dir`, write summary.json and return it. `extra` adds figures captured on the server's side."""
+    run = run_dir.read_run_json()
+    load: dict[str, Any] = run.get("load") or {}
+    records = list(read_records(run_dir))
+    window = _read_window(run_dir)
+    start, end = _bounds(window, run, records)
+    wall = max(0, end - start) / 1e9
+    slo = load.get("goodput_ms") or {}
+    samples = collect(records, slo)
+    outcomes = Counter(record.outcome for record in records)
+    figures: dict[str, Figure] = {}
+    for name in DISTRIBUTIONS:
+        values = getattr(samples, name)
+        if len(values) or name not in ("ttft_scheduled", "per_token_itl"):
+            figures |= distribution(name, values, sorted({*percentiles, 50.0, 99.0}))
+    figures |= _rates(samples, outcomes, records, wall, start, window, slo)
+    client = _client(window, records, figures)
+    figures |= client.figures()
+    counts = Counts(
+        sent=window.sent if window.sent is not None else len(records),
+        completed=outcomes[Outcome.COMPLETED],
+        failed=outcomes[Outcome.FAILED],
+        cancelled=outcomes[Outcome.CANCELLED],
+    )
+    verdict = judge(
+        counts,
+        client,
+        figures,
+        threshold=float(load.get("failed_request_threshold", 0.1)),
+        interrupted=window.interrupted,
+        ended=window.end_ns is not None,
+        latency_ms=_mean_latency_ms(records),
+        wall_s=wall,
+        busy_ns=window.busy_ns,
+    )
+    summary: dict[str, Any] = {
+        "title": load.get("name"),
+        "load": load,
+        "server": run.get("server") or {},
+        "validity": str(verdict.validity),
+        "reasons": verdict.reasons,
+        "checks": [check.as_dict() for check in verdict.checks],
+        "notes": _notes(samples, records, figures),
+        "errors": _errors(records),
+        "anomalies": dict(sum((Counter(record.anomalies) for record in records), Counter())),
+        "start_ns": start,
+        "end_ns": end,
+        "figures": {name: figure.as_dict() for name, figure in {**figures, **(extra or {})}.items()},
+    }
+    run_dir.write_summary(summary)
+    return summary
+
+
+def _read_window(run_dir: RunDirectory) -> _Window:
+    window = _Window()
+    for path in sorted(run_dir.client.glob("*.jsonl")):
+        for line in read_jsonl(path):
+            kind = line.get("kind")
+            if kind == "measured_start":
+                window.start_ns = min(window.start_ns or line["t_ns"], line["t_ns"])
+            elif kind == "measured_end":
+                window.end_ns = max(window.end_ns or 0, line["t_ns"])
+                window.sent = (window.sent or 0) + line["sent"]
+                window.busy_ns = (window.busy_ns or 0) + line["running_integral_ns"]
+                window.interrupted |= bool(line["interrupted"])
+            elif kind == "window" and line.get("phase") == "measured":
+                window.lag_ms += line["lag_ms"]
+                duration = line["t_ns"] - line["start_ns"]
+                window.cpu_ns += line["cpu_share"] * duration
+                window.cpu_of_ns += duration
+    return window
+
+
+def _bounds(window: _Window, run: Mapping[str, Any], records: Sequence[RequestRecord]) -> tuple[int, int]:
+    """Start and end of the measured phase; of a killed run, up to the last thing that was recorded."""
+    ends = [record.end_ns for record in records if record.end_ns is not None]
+    start = (
+        window.start_ns
+        or run.get("measured_start_ns")
+        or min((record.sent_ns for record in records if record.sent_ns is not None), default=0)
+    )
+    return start, window.end_ns or max(ends, default=start)
+
+
+def _rates(
+    samples: Samples,
+    outcomes: Mapping[str, int],
+    records: Sequence[RequestRecord],
+    wall: float,
+    start_ns: int,
+    window: _Window,
+    slo: Mapping[str, float],
+) -> dict[str, Figure]:
+    completed = outcomes[Outcome.COMPLETED]
+
+    def per_second(amount: float) -> float | None:
+        return amount / wall if wall > 0 else None
+
+    def ratio(part: float, whole: float) -> float | None:
+        return part / whole if whole else None
+
+    values: dict[str, tuple[float | None, int]] = {
+        "duration": (wall, 1),
+        "sent": (window.sent if window.sent is not None else len(records), len(records)),
+        "completed": (completed, len(records)),
+        "failed": (outcomes[Outcome.FAILED], len(records)),
+        "cancelled": (outcomes[Outcome.CANCELLED], len(records)),
+        "total_input_tokens": (samples.input_tokens, completed),
+        "total_output_tokens": (samples.output_tokens, completed),
+        "request_throughput": (per_second(completed), completed),
+        "output_throughput": (per_second(samples.output_tokens), completed),
+        "total_token_throughput": (per_second(samples.input_tokens + samples.output_tokens), completed),
+        "request_goodput": (per_second(samples.good) if slo else None, completed),
+        "max_output_tokens_per_s": (_most_tokens_per_second(samples, start_ns), completed),
+        "max_concurrent_requests": (_most_at_once(records), len(records)),
+        "tokens_per_chunk": (ratio(samples.output_tokens, samples.chunks), samples.chunks),
+        "coalesced_share": (ratio(samples.coalesced, samples.chunks), samples.chunks),
+        "merged_share": (ratio(samples.merged, samples.counted_chunks), samples.counted_chunks),
+        "cached_share": (ratio(samples.cached, samples.cached_of), samples.cached_of),
+        "mean_concurrency": (ratio(window.busy_ns / 1e9, wall) if window.busy_ns is not None else None, 1),
+    }
+    return {name: Figure(value, *_unit(name, n)) for name, (value, n) in values.items()}
+
+
+def _unit(name: str, n: int) -> tuple[str, int, str]:
+    unit, definition = RATES[name]
+    return unit, n, definition
+
+
+def _most_tokens_per_second(samples: Samples, start_ns: int) -> float | None:
+    if not samples.tokens_at:
+        return None
+    times: FloatArray = np.concatenate([times for times, _ in samples.tokens_at])
+    tokens: FloatArray = np.concatenate([tokens for _, tokens in samples.tokens_at])
+    second = np.maximum(0, times - start_ns / 1e9).astype(np.int64)
+    return float(np.bincount(second, weights=tokens).max())
+
+
+def _most_at_once(records: Sequence[RequestRecord]) -> int | None:
+    edges = [(r.sent_ns, 1) for r in records if r.sent_ns is not None and r.end_ns is not None]
+    edges += [(r.end_ns, -1) for r in records if r.sent_ns is not None and r.end_ns is not None]
+    if not edges:
+        return None
+    return int(np.cumsum([step for _, step in sorted(edges)]).max())
+
+
+def _mean_latency_ms(records: Sequence[RequestRecord]) -> float | None:
+    times = [r.end_ns - r.sent_ns for r in records if r.end_ns is not None and r.sent_ns is not None]
+    return float(np.mean(times)) / 1e6 if times else None
+
+
+def _client(window: _Window, records: Sequence[RequestRecord], figures: Mapping[str, Figure]) -> Client:
+    late = [
+        (r.sent_ns - r.ready_ns - (r.connect_ns or 0)) / 1e6
+        for r in records
+        if r.sent_ns is not None and r.ready_ns is not None and not r.retries
+    ]
+    return Client(
+        cpu_share=window.cpu_ns / window.cpu_of_ns if window.cpu_of_ns else None,
+        lag_ms=window.lag_ms,
+        send_lag_ms=late,
+    )
+
+
+def _errors(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
+    """Classes of error, most frequent first, each with the message seen most."""
+    messages: dict[str, Counter[str]] = {}
+    for record in records:
+        if record.outcome == Outcome.FAILED:
+            messages.setdefault(record.error_class or "?", Counter())[record.error_message or ""] += 1
+    classes = [
+        {"class": name, "count": seen.total(), "message": seen.most_common(1)[0][0]} for name, seen in messages.items()
+    ]
+    return sorted(classes, key=lambda entry: -entry["count"])
+
+
+def _notes(samples: Samples, records: Sequence[RequestRecord], figures: Mapping[str, Figure]) -> list[str]:
+    """What a reader of the table has to know about how its figures came about."""
+    notes: list[str] = []
+    if samples.chunks:
+        tokens = figures["tokens_per_chunk"].value or 0.0
+        line = f"{tokens:.2f} tokens per chunk; {samples.coalesced / samples.chunks:.1%} of chunks coalesced"
+        if samples.counted_chunks:
+            line += f", {samples.merged / samples.counted_chunks:.1%} with more than one token"
+        notes.append(line)
+    done = [record for record in records if record.outcome == Outcome.COMPLETED]
+    guessed = sum(record.tokens_from == "chunks" for record in done)
+    if guessed:
+        notes.append(f"output tokens of {guessed} requests are counted from chunks: the server sent no usage for them")
+    differ = sum(
+        record.prompt_tokens is not None and record.input_len is not None and record.prompt_tokens != record.input_len
+        for record in done
+    )
+    if differ:
+        notes.append(f"{differ} prompts had another length than planned, by the server's usage; the usage is shown")
+    retried = sum(record.retries for record in records)
+    if retried:
+        notes.append(f"{retried} requests were sent again: the server had closed their idle connection")
+    return notes

@@ -1,0 +1,124 @@
+"""Options that commands share, and the spelling helpers for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from atom.recipes.errors import UsageError
+
+__all__ = [
+    "JsonOption",
+    "JunitOption",
+    "MarkdownOption",
+    "OutputDirOption",
+    "QuietOption",
+    "SeedOption",
+    "check_writable",
+    "parse_pairs",
+    "parse_percentiles",
+    "parse_rate",
+    "split_multiple",
+]
+
+OUTPUT = "Output"
+
+JsonOption = Annotated[
+    str | None,
+    typer.Option(
+        "--json", metavar="PATH|-", help="Write the result as JSON; -: only JSON on stdout.", rich_help_panel=OUTPUT
+    ),
+]
+MarkdownOption = Annotated[
+    str | None,
+    typer.Option(
+        "--markdown", metavar="PATH|-", help="Write the tables as Markdown; -: to stdout.", rich_help_panel=OUTPUT
+    ),
+]
+JunitOption = Annotated[
+    Path | None, typer.Option("--junit", metavar="PATH", help="Write checks as JUnit XML.", rich_help_panel=OUTPUT)
+]
+OutputDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output-dir", metavar="DIR", help="Run directory; default: atom-runs/DATE-LOAD.", rich_help_panel=OUTPUT
+    ),
+]
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print no progress and no tables.", rich_help_panel=OUTPUT)
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Same seed: same prompts, order and arrivals.")]
+
+MULTIPLE: Final = frozenset({"--goodput", "--header", "--metadata"})
+"""Options that `vllm bench serve` lets take several values after one flag."""
+
+
+def split_multiple(arguments: Sequence[str]) -> list[str]:
+    """`--goodput ttft:200 tpot:30` → `--goodput ttft:200 --goodput tpot:30`, for the options in MULTIPLE."""
+    result: list[str] = []
+    flag: str | None = None
+    taken = 0
+    for position, argument in enumerate(arguments):
+        if argument == "--":
+            return [*result, *arguments[position:]]
+        if argument.startswith("-"):
+            flag, taken = (argument if argument in MULTIPLE else None), 0
+        elif flag is not None:
+            if taken:
+                result.append(flag)
+            taken += 1
+        result.append(argument)
+    return result
+
+
+def parse_rate(text: str) -> float:
+    """`--request-rate`: a number, or inf."""
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if math.isnan(rate):
+        raise UsageError(f"--request-rate must be a number of requests per second, or inf; got {text!r}")
+    return rate
+
+
+def parse_percentiles(text: str) -> list[float]:
+    """`--metric-percentiles 50,99.9`."""
+    try:
+        values = [float(item) for item in text.split(",") if item.strip()]
+    except ValueError:
+        values = [-1.0]
+    if not values or not all(0 < value < 100 for value in values):
+        raise UsageError(f"--metric-percentiles must look like 50,90,99 (between 0 and 100), got {text!r}")
+    return values
+
+
+def parse_pairs(flag: str, items: Sequence[str], separators: str = "=") -> dict[str, str]:
+    """`["A=b", "C=d"]` → {"A": "b", "C": "d"}; the first of `separators` found in an item splits it."""
+    pairs: dict[str, str] = {}
+    for item in items:
+        position = min((at for at in map(item.find, separators) if at > 0), default=-1)
+        if position < 0:
+            raise UsageError(f"{flag} must look like NAME{separators[0]}VALUE, got {item!r}")
+        pairs[item[:position].strip()] = item[position + 1 :].strip()
+    return pairs
+
+
+def check_writable(flag: str, path: str | Path | None) -> None:
+    """Refuse a file that cannot be written before anything is measured."""
+    if path is None or str(path) == "-":
+        return
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"{flag} {path}: there is no directory {folder}")
+    if Path(path).is_dir():
+        raise UsageError(f"{flag} {path} is a directory; a file is needed")
+    try:
+        with Path(path).open("a"):
+            pass
+    except OSError as error:
+        raise UsageError(f"{flag} {path}: {error.strerror}") from None
