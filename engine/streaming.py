@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 MAX_STEPS_HANDED_OVER: Final = 64
 """Steps that may wait for the loop. Beyond it the output thread waits, and in the end the core."""
+ROOM_POLL_S: Final = 0.1
+"""How often a waiting output thread looks whether the loop was closed."""
 
 
 class TokenEvent(msgspec.Struct, gc=False):
@@ -188,16 +190,16 @@ class StreamDispatcher:
         streams, self.streams = self.streams, []
         events, self.events = self.events, []
         while self._handed_over - self._delivered >= MAX_STEPS_HANDED_OVER and not self.manager.closing:
-            self._room.clear()
-            if self._handed_over - self._delivered >= MAX_STEPS_HANDED_OVER:
-                self._room.wait(0.1)
             if self._loop.is_closed():
                 return
-        self._handed_over += 1
+            self._room.clear()
+            if self._handed_over - self._delivered >= MAX_STEPS_HANDED_OVER:
+                self._room.wait(ROOM_POLL_S)
         try:
             self._loop.call_soon_threadsafe(self._deliver, streams, events)
         except RuntimeError:
             return  # the loop is closed: nobody is left to tell
+        self._handed_over += 1
 
     def _deliver(self, streams: list[Stream], events: list[TokenEvent]) -> None:
         for stream, event in zip(streams, events, strict=True):
