@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,9 +20,9 @@ from atom.bench.runner import LoadOutcome
 from atom.diag.capture import CaptureConfig, CaptureProcess, MetricsTarget
 from atom.diag.gc_injection import hook_environment, hook_python_path
 from atom.diag.gc_records import read_gc_records
-from atom.diag.metrics_scraper import ScrapeError, fetch
 from atom.diag.redact import redact_arguments, redact_environment
 from atom.diag.server_figures import server_self_checks
+from atom.diag.server_info import server_info
 from atom.recipes.errors import RunError, UsageError
 from atom.recipes.launcher import LaunchOptions, LaunchProgress, launch
 from atom.recipes.processes import listening_processes
@@ -107,6 +106,7 @@ class MeasuredSession:
         gc_hook: bool = True,
         on_progress: Callable[[LaunchProgress], None] | None = None,
         on_log: Callable[[str], None] | None = None,
+        on_start: Callable[[Server], None] | None = None,
     ) -> None:
         self.target = target
         self.run_dir = run_dir
@@ -114,6 +114,7 @@ class MeasuredSession:
         self.gc_hook = gc_hook and isinstance(target, Recipe)
         self._on_progress = on_progress
         self._on_log = on_log
+        self._on_start = on_start
 
     def run(self, load: Callable[[ServerUnderTest], LoadOutcome], judge: Judge | None = None) -> SessionResult:
         """Run the whole session. `judge` says what the load is worth as evidence; the session adds its own reasons.
@@ -172,7 +173,15 @@ class MeasuredSession:
                 env={**options.env, **hook_environment(directory, self.target.roles)},
                 python_path=[hook_python_path(), *options.python_path],
             )
-        server = stack.enter_context(launch(self.target, options, on_progress=self._on_progress, on_log=self._on_log))
+        server = stack.enter_context(
+            launch(
+                self.target,
+                options,
+                on_progress=self._on_progress,
+                on_log=self._on_log,
+                on_start=self._on_start,
+            )
+        )
         self.run_dir.write_run_json({"recipe": _recipe_facts(self.target), "server": _server_facts(server)})
         return ServerUnderTest(
             base_url=server.base_url,
@@ -286,17 +295,5 @@ def _server_facts(server: Server) -> dict[str, Any]:
         "pid": server.pid,
         "started_ns": server.started_ns,
         "ready_ns": server.ready_ns,
-        "info": _server_info(server.base_url),
+        "info": server_info(server.base_url).raw,
     }
-
-
-def _server_info(base_url: str) -> dict[str, Any]:
-    """What the server says about itself, where it does: the served models, and `/server_info` of engines that have it
-    (ours names its executor there, so that a simulated run can be told)."""
-    info: dict[str, Any] = {}
-    for key, path in (("models", "/v1/models"), ("server_info", "/server_info")):
-        with contextlib.suppress(ScrapeError, ValueError, RecursionError):
-            response = fetch(base_url + path, timeout_s=5.0, max_bytes=1 << 20)
-            if response.status == 200:
-                info[key] = json.loads(response.body)
-    return info

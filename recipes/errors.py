@@ -40,7 +40,14 @@ class RunError(AtomError):
 
 
 class ServerDiedError(RunError):
-    """A server that a recipe started is gone. The message has its exit status and the last lines of its log."""
+    """A server that a recipe started is gone. The message has its exit status and the last lines of its log.
+
+    `server_status` is that status, as in `subprocess.Popen.returncode`; None where it is not known.
+    """
+
+    def __init__(self, message: str, server_status: int | None = None) -> None:
+        super().__init__(message)
+        self.server_status = server_status
 
 
 class GateError(AtomError):

@@ -77,8 +77,11 @@ def launch(
     *,
     on_progress: Callable[[LaunchProgress], None] | None = None,
     on_log: Callable[[str], None] | None = None,
+    on_start: Callable[[Server], None] | None = None,
 ) -> Server:
-    """Start the server and wait until it is healthy. `on_log` gets each line of its output, on another thread.
+    """Start the server and wait until it is healthy.
+
+    `on_log` gets each line of its output, on another thread; `on_start` gets the server as soon as its process starts.
 
     If the port this function picked was taken in the meantime, it tries again with another one.
     """
@@ -103,6 +106,8 @@ def launch(
         except BaseException:
             scratch.remove()
             raise
+        if on_start is not None:
+            on_start(server)
         try:
             _wait_until_ready(server, start, options.ready_timeout_s or recipe.ready_timeout_s, on_progress)
             return server

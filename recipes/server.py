@@ -298,7 +298,8 @@ class Server:
         shown = "".join(f"\n    {line[:300]}" for line in lines) if lines else " (it wrote nothing)"
         raise ServerDiedError(
             f"{what} of recipe {self.recipe.name} died with {describe_status(event['status'])} after {seconds:.1f} s"
-            f"{': ' + hint if hint else ''}; last lines of its log{self.log_note()}:{shown}"
+            f"{': ' + hint if hint else ''}; last lines of its log{self.log_note()}:{shown}",
+            event["status"],
         )
 
     def stop(self, *, kill: bool = False) -> StopReport:

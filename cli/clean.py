@@ -1,0 +1,70 @@
+"""`atom clean`: sweep what interrupted runs left on this machine. Finding it is `recipes/leftovers.py`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atom.cli.options import JsonOption, QuietOption, check_writable
+from atom.recipes.errors import RunError
+from atom.recipes.leftovers import Leftovers, find_leftovers, sweep
+
+__all__ = ["app", "clean"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("clean", epilog="Examples:\n\n  atom clean --dry-run\n\n  atom clean")
+def clean(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be swept")] = False,
+    json_path: JsonOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Sweep processes and temporary directories that interrupted runs left.
+
+    Processes are found by the label in their environment, never by name, and only if the supervisor that answers for
+    them is gone: a server that is running under `atom serve` is never touched.
+    """
+    check_writable("--json", json_path)
+    leftovers = find_leftovers()
+    remaining = [] if dry_run else sweep(leftovers)
+    if not quiet and json_path != "-":
+        _print(leftovers, dry_run)
+    if json_path is not None:
+        text = json.dumps(
+            {
+                "dry_run": dry_run,
+                "processes": [
+                    {"pid": one.pid, "label": one.label, "command": one.command} for one in leftovers.processes
+                ],
+                "directories": [str(one.path) for one in leftovers.scratch],
+                "left_alone": leftovers.owned,
+                "remaining": [one.pid for one in remaining],
+            }
+        )
+        if json_path == "-":
+            print(text)
+        else:
+            Path(json_path).write_text(text + "\n", encoding="utf-8")
+    if remaining:
+        pids = ", ".join(str(process.pid) for process in remaining)
+        raise RunError(
+            f"these processes could not be ended: {pids}; they may wait in the kernel, or belong to another user"
+        )
+
+
+def _print(leftovers: Leftovers, dry_run: bool) -> None:
+    verb = "would end" if dry_run else "ended"
+    for process in leftovers.processes:
+        print(f"{verb} pid {process.pid}: {process.command[:100]}")
+    verb = "would remove" if dry_run else "removed"
+    for scratch in leftovers.scratch:
+        print(f"{verb} {scratch.path}")
+    if not leftovers.processes and not leftovers.scratch:
+        print("nothing to sweep")
+    if leftovers.owned:
+        print(f"{leftovers.owned} processes of running servers left alone", file=sys.stderr)

@@ -1,0 +1,51 @@
+"""What a running server says about itself: the model it serves and, where it tells, how it executes it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from atom.diag.metrics_scraper import ScrapeError, fetch
+
+__all__ = ["ServerInfo", "server_info"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """None where the server does not say."""
+
+    model: str | None
+    max_model_len: int | None
+    executor: str | None
+    """`cpu`, `cuda`, `simulated`: only our engine tells, in /server_info."""
+    raw: dict[str, Any] = field(default_factory=dict)
+
+
+def server_info(base_url: str) -> ServerInfo:
+    """Ask /v1/models and /server_info; never raises."""
+    raw = {key: _get(base_url + path) for key, path in (("models", "/v1/models"), ("server_info", "/server_info"))}
+    models = raw["models"].get("data")
+    first: Any = models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
+    model, length = first.get("id"), first.get("max_model_len")
+    return ServerInfo(
+        model=model if isinstance(model, str) else None,
+        max_model_len=length if isinstance(length, int) else None,
+        executor=_executor(raw["server_info"]),
+        raw={key: value for key, value in raw.items() if value},
+    )
+
+
+def _executor(info: dict[str, Any]) -> str | None:
+    executor = info.get("executor")
+    return executor if isinstance(executor, str) else None
+
+
+def _get(url: str) -> dict[str, Any]:
+    with contextlib.suppress(ScrapeError, ValueError, RecursionError):
+        response = fetch(url, timeout_s=5.0, max_bytes=1 << 20)
+        value = json.loads(response.body) if response.status == 200 else None
+        if isinstance(value, dict):
+            return value
+    return {}
