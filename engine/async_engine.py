@@ -87,7 +87,7 @@ class AsyncLLMEngine:
             output = await future
         except asyncio.CancelledError:
             request.abandoned = True
-            self.manager.abort(request.seq_ids)
+            self.manager.abort(request.seq_ids, discard=True)
             raise
         finally:
             del self._waiting[request]

@@ -298,9 +298,7 @@ class CoreManager:
     ) -> ApiSequence:
         """`add_request`, returning the sequence. `owner` stays on it for the caller to find again."""
         assert params.n == 1, "fan out before adding"
-        self._raise_if_dead()
-        if len(self._sequences) + self._num_unread >= self.max_open_sequences:
-            raise QueueFullError(f"{self.max_open_sequences} sequences are open already (--max-waiting)")
+        self.check_admission()
         prompt = pack_token_ids(prompt_token_ids)
         seq_id = next(self._seq_ids)
         arrival_ns = time.monotonic_ns()
@@ -316,10 +314,17 @@ class CoreManager:
             self._raise_if_dead()
         return seq
 
-    def abort(self, seq_ids: Sequence[int]) -> None:
+    def check_admission(self, count: int = 1) -> None:
+        """Raise what `add_request` would raise for one of `count` further sequences."""
+        self._raise_if_dead()
+        if len(self._sequences) + self._num_unread + count > self.max_open_sequences:
+            raise QueueFullError(f"the engine takes {self.max_open_sequences} sequences at a time (--max-waiting)")
+
+    def abort(self, seq_ids: Sequence[int], *, discard: bool = False) -> None:
         """Forget these sequences and tell their cores. Unknown and finished ones are ignored.
 
-        No callback follows (the caller knows); where finished sequences are read, they arrive there with reason abort.
+        No callback follows (the caller knows); where finished sequences are read, they arrive there with reason abort,
+        unless `discard`.
         """
         aborted = []
         for seq_id in seq_ids:
@@ -331,7 +336,8 @@ class CoreManager:
         if aborted:
             for engine in self.engines:
                 self._send_aborts(engine.index, [seq.seq_id for seq in aborted if seq.engine_index == engine.index])
-            self._queue_finished(aborted)
+            if not discard:
+                self._queue_finished(aborted)
 
     def stop_sequence(self, seq: ApiSequence, stop: str, num_output_tokens: int) -> None:
         """End a sequence whose text matched a stop string in its token number `num_output_tokens` (from 1).

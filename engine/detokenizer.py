@@ -54,9 +54,10 @@ class DetokenizerFactory:
         self._tokenizer = tokenizer
         self._tables: dict[bool, _ByteTable] = {}
         if tokenizer.is_byte_level:
-            tables = {skip_special: _ByteTable(tokenizer, skip_special) for skip_special in (True, False)}
-            if all(table.agrees_with(tokenizer) for table in tables.values()):
-                self._tables = tables
+            skipping = _ByteTable.read(tokenizer)
+            showing = skipping.with_special_tokens(tokenizer)
+            if skipping.agrees_with(tokenizer) and showing.agrees_with(tokenizer):
+                self._tables = {True: skipping, False: showing}
 
     @property
     def by_table(self) -> bool:
@@ -72,22 +73,41 @@ class DetokenizerFactory:
 class _ByteTable:
     """Per token its text when its bytes are whole characters, else None and its bytes in `partial`."""
 
-    __slots__ = ("partial", "skip_special", "texts")
+    __slots__ = ("partial", "skip_special", "special", "texts")
 
-    def __init__(self, tokenizer: SupportsDecode, skip_special: bool) -> None:
+    def __init__(
+        self, texts: list[str | None], partial: dict[int, bytes], special: list[int], skip_special: bool
+    ) -> None:
+        self.texts = texts
+        self.partial = partial
+        self.special = special
         self.skip_special = skip_special
-        self.texts: list[str | None] = []
-        self.partial: dict[int, bytes] = {}
+
+    @classmethod
+    def read(cls, tokenizer: SupportsDecode) -> _ByteTable:
+        """A table that skips special tokens."""
+        texts: list[str | None] = []
+        partial: dict[int, bytes] = {}
+        special: list[int] = []
         for token in range(tokenizer.vocab_size):
             if tokenizer.is_special(token):
-                self.texts.append("" if skip_special else tokenizer.decode([token], skip_special_tokens=False))
+                special.append(token)
+                texts.append("")
                 continue
             raw = tokenizer.token_bytes(token) or b""  # a padded vocabulary has ids without a token
             try:
-                self.texts.append(raw.decode("utf-8"))
+                texts.append(raw.decode("utf-8"))
             except UnicodeDecodeError:
-                self.texts.append(None)
-                self.partial[token] = raw
+                texts.append(None)
+                partial[token] = raw
+        return cls(texts, partial, special, skip_special=True)
+
+    def with_special_tokens(self, tokenizer: SupportsDecode) -> _ByteTable:
+        """The same, spelling them out."""
+        texts = self.texts.copy()
+        for token in self.special:
+            texts[token] = tokenizer.decode([token], skip_special_tokens=False)
+        return _ByteTable(texts, self.partial, self.special, skip_special=False)
 
     def bytes_of(self, token: int) -> bytes:
         text = self.texts[token] if 0 <= token < len(self.texts) else ""

@@ -93,6 +93,7 @@ class PendingRequest:
     def submit(self, manager: CoreManager, detokenizers: DetokenizerFactory, params: SamplingParams) -> None:
         """Send its sequences to the core: all, or none and an exception."""
         children = fan_out(params)
+        manager.check_admission(len(children))
         self._missing = len(children)
         try:
             for child in children:
@@ -105,7 +106,7 @@ class PendingRequest:
                     self._texts[seq.seq_id] = watcher
         except BaseException:
             self.abandoned = True
-            manager.abort(self.seq_ids)
+            manager.abort(self.seq_ids, discard=True)
             raise
 
     def collect(self, seq: ApiSequence, tokenizer: SupportsDecode) -> RequestOutput | None:

@@ -1,7 +1,7 @@
 """A stand-in for `atom.engine.core_process` that tests start as a script: it answers each prompt with the prompt, one
 token per sequence and step, or misbehaves as its first argument says. No scheduler, no executor, no model.
 
-The prompt's tokens are the output, so a test scripts what comes. Values from 1,000,000 on are commands:
+The prompt's tokens are the output, so a test scripts what comes. Values from 1,000 on are commands:
 
     DIE        the process kills itself          FAIL   it sends EngineFailed and exits
     GARBAGE    it sends bytes that are no message
@@ -39,7 +39,7 @@ from atom.engine.messages import (
 )
 from atom.engine.sampling_params import SamplingParams
 
-DIE, FAIL, GARBAGE, REFUSE, PAUSE = range(1_000_000, 1_000_005)
+DIE, FAIL, GARBAGE, REFUSE, PAUSE = range(1_000, 1_005)
 
 
 @dataclass
@@ -118,7 +118,7 @@ class FakeCore:
             if not run.sent:
                 first = FirstSchedule(seq_id, run.arrival_ns, time.monotonic_ns(), len(run.tokens) // 2)
                 columns["first_scheduled"].append(first)
-            if command >= 1_000_000:
+            if command >= DIE:
                 self.obey(seq_id, command, columns)
             else:
                 self.emit_tokens(seq_id, run, columns)
@@ -131,7 +131,7 @@ class FakeCore:
         limit = min(len(run.tokens), run.params.max_tokens or len(run.tokens))
         tokens: list[int] = []
         reason, stop_token = None, None
-        while run.sent < limit and len(tokens) < self.tokens_per_step and run.tokens[run.sent] < 1_000_000:
+        while run.sent < limit and len(tokens) < self.tokens_per_step and run.tokens[run.sent] < DIE:
             tokens.append(run.tokens[run.sent])
             run.sent += 1
             if tokens[-1] in run.params.stop_token_ids:

@@ -33,7 +33,7 @@ from atom.engine.errors import (
 from atom.engine.sampling_params import SamplingParams
 
 FAKE_CORE = Path(__file__).with_name("fake_core.py")
-DIE, FAIL, GARBAGE, REFUSE, PAUSE = range(1_000_000, 1_000_005)
+DIE, FAIL, GARBAGE, REFUSE, PAUSE = range(1_000, 1_005)
 PARAMS = SamplingParams(max_tokens=None)
 WAIT_S = 30.0
 
