@@ -164,3 +164,98 @@ def tiny_tokenizer_json() -> str:
     tokenizer.train_from_iterator([text] * 4, trainer)
     assert tokenizer.get_vocab_size() == VOCAB_SIZE
     return str(tokenizer.to_str())
+
+
+GGUF_NAMES = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def write_gguf(
+    path: Path,
+    config: dict[str, Any] | None = None,
+    *,
+    seed: int = 0,
+    quantization: str = "F32",
+    metadata: dict[str, Any] | None = None,
+    pre_tokenizer: str = "gpt-2",
+) -> Path:
+    """The checkpoint of `write_checkpoint` as llama.cpp's converter writes it; norms and biases stay F32.
+
+    `metadata`: further float, integer or string entries, keys without the architecture's prefix.
+    """
+    import gguf
+
+    config = tiny_config() if config is None else config
+    kind = config["model_type"]
+    writer = gguf.GGUFWriter(path, kind)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    for key, value in (metadata or {}).items():
+        add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)]
+        add(f"{kind}.{key}", value)
+    _add_gguf_tokenizer(writer, pre_tokenizer)
+    type_ = gguf.GGMLQuantizationType[quantization]
+    for name, tensor in tiny_weights(config, seed).items():
+        values = _llama_cpp_layout(name, tensor, config).numpy()
+        if values.ndim == 1 or type_ == gguf.GGMLQuantizationType.F32:
+            writer.add_tensor(gguf_tensor_name(name), values)
+        else:
+            writer.add_tensor(gguf_tensor_name(name), gguf.quants.quantize(values, type_), raw_dtype=type_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def gguf_tensor_name(name: str) -> str:
+    """llama.cpp's name of a Hugging Face tensor."""
+    stem, _, suffix = name.rpartition(".")
+    top = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}.get(stem)
+    if top is not None:
+        return f"{top}.{suffix}"
+    _, _, layer, part = stem.split(".", 3)
+    return f"blk.{layer}.{GGUF_NAMES[part]}.{suffix}"
+
+
+def _llama_cpp_layout(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
+    """The converter's `permute`: pairs of rotated rows lie side by side, for the architecture `llama` only."""
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    part = name.split(".")[-2]
+    if config["model_type"] != "llama" or part not in heads:
+        return tensor
+    halves = tensor.reshape(heads[part], 2, -1, *tensor.shape[1:])
+    return halves.swapaxes(1, 2).reshape(tensor.shape).contiguous()
+
+
+def _add_gguf_tokenizer(writer: Any, pre_tokenizer: str) -> None:
+    model = json.loads(tiny_tokenizer_json())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre_tokenizer)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in SPECIAL else 1 for token in tokens])
+    writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
+    writer.add_bos_token_id(BOS)
+    writer.add_eos_token_id(IM_END)
+    writer.add_chat_template(CHAT_TEMPLATE)

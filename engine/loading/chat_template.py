@@ -29,8 +29,8 @@ MAX_TEMPLATE_CHARS: Final = 1 << 20
 MAX_OUTPUT_CHARS: Final = 1 << 24
 MAX_VALUE_LENGTH: Final = 1 << 24
 """Characters or elements of one intermediate value."""
-MAX_RENDER_STEPS: Final = 2_000_000
-MAX_RENDER_SECONDS: Final = 20.0
+MAX_RENDER_STEPS: Final = 500_000
+MAX_RENDER_SECONDS: Final = 10.0
 _MAX_EXPONENT: Final = 64
 _HUGE_WIDTH: Final = re.compile(r"%[^a-zA-Z]*\*|\d{6}|:[^{}]*\{")
 """A printf or format width of six digits or more, or one taken from an argument."""
@@ -154,9 +154,10 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     # Jinja passes the context and the callee by position; naming them here would take those names from the template.
     def call(self, *args: Any, **kwargs: Any) -> Any:
         _meter.get().tick()
-        owner = getattr(args[1], "__self__", None)
+        callee = getattr(args[1], "__wrapped__", args[1])  # the sandbox wraps str.format in a function of its own
+        owner = getattr(callee, "__self__", None)
         if isinstance(owner, str):
-            _check_string_method(args[1].__name__, owner, args[2:], kwargs)
+            _check_string_method(callee.__name__, owner, args[2:], kwargs)
         return super().call(*args, **kwargs)
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:

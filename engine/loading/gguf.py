@@ -45,7 +45,7 @@ _LAYER_NAMES: Final = {
 def gguf_config(file: GGUFFile) -> TransformerConfig:
     """The architecture of a GGUF file. Raises `ModelLoadError` naming the file and what is unsupported in it."""
     metadata, origin = file.metadata, str(file.path)
-    kind = metadata.get("general.architecture")
+    kind = file.text("general.architecture")
     if kind not in ARCHITECTURES:
         raise ModelLoadError(
             f"{origin}: general.architecture {kind!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
@@ -92,6 +92,7 @@ def _as_hf_config(file: GGUFFile, kind: str) -> dict[str, Any]:
     head_dim = get("attention.key_length")
     if head_dim is None and kind == "qwen3":  # without the key, llama.cpp divides; Qwen3's own default is 128
         head_dim = _divide(get("embedding_length"), get("attention.head_count"))
+    scaling = _rope_scaling(file, kind, context_length)
     return {
         "architectures": [ARCHITECTURES[kind]],
         "vocab_size": embedding.shape[0],
@@ -105,7 +106,7 @@ def _as_hf_config(file: GGUFFile, kind: str) -> dict[str, Any]:
         "max_position_embeddings": context_length,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "rope_theta": get("rope.freq_base"),
-        "rope_scaling": _rope_scaling(get, context_length),
+        "rope_scaling": scaling,
     }
 
 
@@ -113,21 +114,21 @@ def _divide(whole: Any, parts: Any) -> Any:
     return whole // parts if type(whole) is int and type(parts) is int and parts > 0 else None
 
 
-def _rope_scaling(get: Any, context_length: Any) -> dict[str, Any] | None:
-    kind = get("rope.scaling.type")
-    factor = get("rope.scaling.factor")
-    if kind is None and get("rope.scale_linear") not in (None, 0.0, 1.0):
-        kind, factor = "linear", get("rope.scale_linear")  # the spelling before 2023-08
+def _rope_scaling(file: GGUFFile, arch: str, context_length: Any) -> dict[str, Any] | None:
+    prefix = f"{arch}.rope.scaling"
+    kind, factor = file.text(f"{prefix}.type"), file.number(f"{prefix}.factor")
+    linear = file.number(f"{arch}.rope.scale_linear")  # the spelling before 2023-08
+    if kind is None and linear not in (None, 0.0, 1.0):
+        kind, factor = "linear", linear
     if kind in (None, "none"):
         return None
-    scaling = {"rope_type": kind, "factor": factor}
-    original = get("rope.scaling.original_context_length")
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
-        attention = get("rope.scaling.attn_factor")
+        attention = file.number(f"{prefix}.attn_factor")
         scaling |= {
-            "original_max_position_embeddings": original or context_length,
-            "beta_fast": get("rope.scaling.yarn_beta_fast"),
-            "beta_slow": get("rope.scaling.yarn_beta_slow"),
+            "original_max_position_embeddings": file.number(f"{prefix}.original_context_length") or context_length,
+            "beta_fast": file.number(f"{prefix}.yarn_beta_fast"),
+            "beta_slow": file.number(f"{prefix}.yarn_beta_slow"),
             # llama.cpp multiplies YaRN's temperature by it, transformers replaces the temperature.
             "attention_factor": None if attention is None else attention * yarn_mscale(factor or 1.0),
         }

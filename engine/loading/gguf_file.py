@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ _SCALARS: Final[dict[int, struct.Struct]] = {
 } | {code: struct.Struct("<" + fmt) for code, fmt in ((10, "Q"), (11, "q"), (12, "d"))}
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
+_T = TypeVar("_T", str, int)
 _CHUNK_ELEMENTS: Final = 1 << 17
 
 
@@ -69,6 +70,34 @@ class GGUFFile:
             self.tensors = self._read_tensor_table(cursor, num_tensors)
         except (struct.error, UnicodeDecodeError) as error:
             raise ModelLoadError(f"{path}: malformed GGUF at byte {cursor.at}: {error}") from None
+
+    def text(self, key: str) -> str | None:
+        """A string of the metadata; None when the key is missing. Raises `ModelLoadError` when it is something else."""
+        value = self.metadata.get(key)
+        if value is not None and not isinstance(value, str):
+            raise ModelLoadError(f"{self.path}: {key} must be a string, is {_brief(value)}")
+        return value
+
+    def number(self, key: str) -> float | None:
+        """As `text`, for a number."""
+        value = self.metadata.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise ModelLoadError(f"{self.path}: {key} must be a number, is {_brief(value)}")
+        return value
+
+    def integer(self, key: str) -> int | None:
+        """As `text`, for an integer."""
+        value = self.metadata.get(key)
+        if value is not None and type(value) is not int:
+            raise ModelLoadError(f"{self.path}: {key} must be an integer, is {_brief(value)}")
+        return value
+
+    def array(self, key: str, kind: type[_T]) -> list[_T]:
+        """An array of the metadata, empty when the key is missing. Raises when its elements are not of `kind`."""
+        value = self.metadata.get(key, [])
+        if not isinstance(value, list) or not all(type(item) is kind for item in value):
+            raise ModelLoadError(f"{self.path}: {key} must be an array of {kind.__name__}, is {_brief(value)}")
+        return value
 
     def tensor(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor dequantized to float32, in a new array of its `shape`."""
@@ -150,6 +179,11 @@ class GGUFFile:
                 f"{len(self._buffer)}"
             )
         return GGUFTensor(name, shape, kind, offset, num_bytes)
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 class _Cursor:

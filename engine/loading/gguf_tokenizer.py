@@ -8,12 +8,13 @@ llama.cpp's `llm_tokenizer_bpe` lists by the same names.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from atom.engine.errors import ModelLoadError
+from atom.engine.loading.gguf_file import GGUFFile
 
 _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
@@ -28,41 +29,36 @@ _LLAMA3_STYLE: Final = frozenset(["llama3", "llama-v3", "llama-bpe"])
 _QWEN2_STYLE: Final = frozenset(["qwen2", "deepseek-r1-qwen"])
 
 
-def build_gguf_tokenizer(metadata: dict[str, Any], path: Path) -> Backend:
-    """The tokenizer of the file `path` whose metadata is given. Raises `ModelLoadError` naming the key at fault."""
-    kind = metadata.get("tokenizer.ggml.model")
+def build_gguf_tokenizer(file: GGUFFile) -> Backend:
+    """The tokenizer that the file's metadata describes. Raises `ModelLoadError` naming the key at fault."""
+    kind = file.text("tokenizer.ggml.model")
     if kind != "gpt2":
         raise ModelLoadError(
-            f"{path}: tokenizer.ggml.model {kind!r} is not supported (byte-level 'gpt2' is); "
+            f"{file.path}: tokenizer.ggml.model {kind!r} is not supported (byte-level 'gpt2' is); "
             "give --tokenizer a directory with the model's tokenizer.json"
         )
-    tokens = _strings(metadata, "tokenizer.ggml.tokens", path)
-    style = metadata.get("tokenizer.ggml.pre", "default")
-    merges = [merge.partition(" ")[::2] for merge in _strings(metadata, "tokenizer.ggml.merges", path)]
+    tokens = file.array("tokenizer.ggml.tokens", str)
+    if not tokens:
+        raise ModelLoadError(f"{file.path}: tokenizer.ggml.tokens is missing")
+    style = file.text("tokenizer.ggml.pre") or "default"
+    merges = [merge.partition(" ")[::2] for merge in file.array("tokenizer.ggml.merges", str)]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     try:
         # Llama 3's own tokenizer looks a word up whole before it merges.
         model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=style in _LLAMA3_STYLE)
     except Exception as error:  # tokenizers raises plain Exception
-        raise ModelLoadError(f"{path}: tokenizer.ggml.merges does not fit its tokens: {error}") from None
+        raise ModelLoadError(f"{file.path}: tokenizer.ggml.merges does not fit its tokens: {error}") from None
     backend = Backend(model)
-    backend.pre_tokenizer = _pre_tokenizer(style, path)
+    backend.pre_tokenizer = _pre_tokenizer(style, file.path)
     if style in _QWEN2_STYLE:
         backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
-    _add_special_tokens(backend, metadata, tokens)
-    _add_bos(backend, metadata, tokens, style)
+    _add_special_tokens(backend, tokens, file.array("tokenizer.ggml.token_type", int))
+    _add_bos(backend, file, tokens, style)
     return backend
 
 
-def _strings(metadata: dict[str, Any], key: str, path: Path) -> list[str]:
-    value = metadata.get(key)
-    if not isinstance(value, list) or not value or not isinstance(value[0], str):
-        raise ModelLoadError(f"{path}: {key} is missing or not a list of strings")
-    return value
-
-
-def _pre_tokenizer(style: Any, path: Path) -> pre_tokenizers.PreTokenizer:
+def _pre_tokenizer(style: str, path: Path) -> pre_tokenizers.PreTokenizer:
     if style in _GPT2_STYLE:
         return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if style in _DIGITS_STYLE:
@@ -87,8 +83,7 @@ def _pre_tokenizer(style: Any, path: Path) -> pre_tokenizers.PreTokenizer:
     )
 
 
-def _add_special_tokens(backend: Backend, metadata: dict[str, Any], tokens: list[str]) -> None:
-    types = metadata.get("tokenizer.ggml.token_type") or []
+def _add_special_tokens(backend: Backend, tokens: list[str], types: list[int]) -> None:
     marked = list(zip(tokens, types, strict=False))
     backend.add_special_tokens(
         [AddedToken(token, normalized=False, special=True) for token, kind in marked if kind == _CONTROL]
@@ -98,12 +93,11 @@ def _add_special_tokens(backend: Backend, metadata: dict[str, Any], tokens: list
     )
 
 
-def _add_bos(backend: Backend, metadata: dict[str, Any], tokens: list[str], style: Any) -> None:
+def _add_bos(backend: Backend, file: GGUFFile, tokens: list[str], style: str) -> None:
     """llama.cpp's rule: Llama 3 vocabularies start with BOS unless the file says otherwise, others when it says so."""
-    if not metadata.get("tokenizer.ggml.add_bos_token", style in _LLAMA3_STYLE):
-        return
-    bos = metadata.get("tokenizer.ggml.bos_token_id")
-    if isinstance(bos, int) and 0 <= bos < len(tokens):
+    bos = file.integer("tokenizer.ggml.bos_token_id")
+    wanted = file.metadata.get("tokenizer.ggml.add_bos_token", style in _LLAMA3_STYLE)
+    if wanted is True and bos is not None and 0 <= bos < len(tokens):
         backend.post_processor = processors.TemplateProcessing(
             single=["BOS", "$A"],
             pair=["BOS", "$A", "BOS:1", "$B:1"],

@@ -25,12 +25,13 @@ from atom.engine.loading.gguf_tokenizer import build_gguf_tokenizer
 from atom.engine.loading.source import PRESET_PREFIX, read_json_if_present, read_text, resolve_model
 from atom.engine.loading.tokenizer_base import Tokenizer, encodable
 
-__all__ = ["BYTE_TOKENIZER", "HFTokenizer", "Tokenizer", "load_tokenizer"]
+__all__ = ["BYTE_TOKENIZER", "HFTokenizer", "Tokenizer", "gguf_tokenizer", "load_tokenizer"]
 
 BYTE_TOKENIZER: Final = "bytes"
 """`--tokenizer bytes`: the built-in byte-level tokenizer, which needs no files."""
 MAX_TOKENIZER_BYTES: Final = 512 << 20
 _SPECIAL_TOKEN_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+_GGUF_ROLES: Final = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _BYTE_FALLBACK: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _WORD_START: Final = "▁"
 
@@ -107,7 +108,7 @@ def load_tokenizer(
             f"{source.path}: has no tokenizer.json (a tokenizer.model alone is not supported); "
             f"give --tokenizer a directory that has one, or --tokenizer {BYTE_TOKENIZER}"
         )
-    return _load_gguf(GGUFFile(source.path), override, vocab_size)
+    return gguf_tokenizer(GGUFFile(source.path), override, vocab_size)
 
 
 def _load_hf(folder: Path, override: ChatTemplate | None, vocab_size: int | None) -> HFTokenizer:
@@ -161,25 +162,22 @@ def _hf_templates(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, C
         raise ModelLoadError(f"{origin}: chat_template must be a string or a list of name and template")
 
 
-def _load_gguf(file: GGUFFile, override: ChatTemplate | None, vocab_size: int | None) -> HFTokenizer:
-    metadata = file.metadata
-    backend = build_gguf_tokenizer(metadata, file.path)
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    special: dict[str, str] = {}
-    for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if type(token_id) is int and 0 <= token_id < len(tokens):
-            special[f"{role}_token"] = tokens[token_id]
-    template = metadata.get("tokenizer.chat_template")
+def gguf_tokenizer(file: GGUFFile, override: ChatTemplate | None = None, vocab_size: int | None = None) -> HFTokenizer:
+    """The tokenizer of an open GGUF file; the other parameters as in `load_tokenizer`."""
+    backend = build_gguf_tokenizer(file)
+    tokens = file.array("tokenizer.ggml.tokens", str)
+    ids = {role: file.integer(f"tokenizer.ggml.{key}_token_id") for role, key in _GGUF_ROLES.items()}
+    known = {role: token_id for role, token_id in ids.items() if token_id is not None and 0 <= token_id < len(tokens)}
+    template = file.text("tokenizer.chat_template")
     templates = {"default": override} if override else {}
-    if not templates and isinstance(template, str):
+    if not templates and template is not None:
         templates = {"default": ChatTemplate(template, f"{file.path}: tokenizer.chat_template")}
     return HFTokenizer(
         backend,
         vocab_size=vocab_size,
-        eos_token_ids=gguf_eos_token_ids(metadata, file.path),
-        bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
-        special_tokens=special,
+        eos_token_ids=gguf_eos_token_ids(file.metadata, file.path),
+        bos_token_id=known.get("bos_token"),
+        special_tokens={role: tokens[token_id] for role, token_id in known.items()},
         chat_templates=templates,
     )
 
