@@ -17,6 +17,7 @@ from atom.engine.config import (
 )
 from atom.engine.errors import AtomEngineError, ConfigError, EngineDeadError, QueueFullError, RequestError
 from atom.engine.llm_engine import LLMEngine
+from atom.engine.loading.tokenizer import load_tokenizer
 from atom.engine.messages import FINISH_ERROR
 from atom.engine.request_output import RequestOutput
 from atom.engine.sampling_params import SamplingParams
@@ -46,7 +47,13 @@ class LLM:
             config = model
         else:
             config = config_from_options(model=model, **options)
-        self.engine = LLMEngine(config)
+        tokenizer = None
+        if config.executor == "simulated" and not isinstance(model, EngineConfig) and "vocab_size" not in options:
+            # Without a config.json the simulated model knows no vocabulary: give it the tokenizer's.
+            tokenizer = load_tokenizer(config.model.model, config.model.tokenizer, config.model.chat_template)
+            simulated = dataclasses.replace(config.simulated, vocab_size=max(16, tokenizer.vocab_size))
+            config = dataclasses.replace(config, simulated=simulated)
+        self.engine = LLMEngine(config, tokenizer=tokenizer)
 
     def generate(
         self,

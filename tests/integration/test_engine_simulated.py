@@ -76,6 +76,13 @@ def test_generate_is_reproducible_and_bounded() -> None:
         assert total["free"] == total["total"]
 
 
+def test_a_simulated_model_has_the_vocabulary_of_its_tokenizer() -> None:
+    with LLM(model="embedded", tokenizer="bytes", executor="simulated", base_ms=0.0) as llm:
+        assert llm.engine.manager.info["vocab_size"] == ByteTokenizer().vocab_size
+        (output,) = llm.generate("any text", SamplingParams(max_tokens=5, ignore_eos=True))
+        assert max(output.outputs[0].token_ids) < ByteTokenizer().vocab_size
+
+
 async def test_thousands_of_finished_aborted_and_failed_requests_free_every_block() -> None:
     manager = CoreManager(config(num_blocks=96))
     await asyncio.to_thread(manager.start)
