@@ -96,9 +96,9 @@ class StreamReader:
             self._event(event, t_ns)
 
     def fail(self, kind: str, message: str) -> None:
-        """Count the request as failed; the first reason stands."""
+        """Count the request as failed; the first reason stands. Messages come from servers and end on terminals."""
         if self._error is None:
-            self._error = (kind, message)
+            self._error = (kind, "".join(c if c.isprintable() else " " for c in message))
 
     def finish(self, *, cut: bool = False) -> None:
         """The response ended: in good order, or (`cut`) because the connection did."""

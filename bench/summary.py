@@ -42,9 +42,12 @@ def summarize(
     run_dir: RunDirectory,
     *,
     percentiles: Sequence[float] = DEFAULT_PERCENTILES,
-    extra: Mapping[str, Figure] | None = None,
+    extra: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Sum up `run_dir`, write summary.json and return it. `extra` adds figures captured on the server's side."""
+    """Sum up `run_dir`, write summary.json and return it. `extra` adds figures of the server's side, ready made.
+
+    A sealed run keeps its verdict: whoever sealed it may have known more than the records say.
+    """
     run = run_dir.read_run_json()
     load: dict[str, Any] = run.get("load") or {}
     records = list(read_records(run_dir))
@@ -82,16 +85,16 @@ def summarize(
     summary: dict[str, Any] = {
         "title": load.get("name"),
         "load": load,
-        "server": run.get("server") or {},
-        "validity": str(verdict.validity),
-        "reasons": verdict.reasons,
+        "server": run.get("target") or {},
+        "validity": run.get("validity") or str(verdict.validity),
+        "reasons": run["reasons"] if run.get("validity") else verdict.reasons,
         "checks": [check.as_dict() for check in verdict.checks],
         "notes": _notes(samples, records, figures),
         "errors": _errors(records),
         "anomalies": dict(sum((Counter(record.anomalies) for record in records), Counter())),
         "start_ns": start,
         "end_ns": end,
-        "figures": {name: figure.as_dict() for name, figure in {**figures, **(extra or {})}.items()},
+        "figures": {**{name: figure.as_dict() for name, figure in figures.items()}, **(extra or {})},
     }
     run_dir.write_summary(summary)
     return summary

@@ -57,14 +57,25 @@ MULTIPLE: Final = frozenset({"--goodput", "--header", "--metadata"})
 """Options that `vllm bench serve` lets take several values after one flag."""
 
 
+OPTIONAL_VALUE: Final = {"--markdown": "-"}
+"""Options that may stand without their value, and what they mean then."""
+
+
 def split_multiple(arguments: Sequence[str]) -> list[str]:
-    """`--goodput ttft:200 tpot:30` → `--goodput ttft:200 --goodput tpot:30`, for the options in MULTIPLE."""
+    """`--goodput ttft:200 tpot:30` → `--goodput ttft:200 --goodput tpot:30` for the options in MULTIPLE, and a bare
+    option of OPTIONAL_VALUE gets its value."""
     result: list[str] = []
     flag: str | None = None
     taken = 0
     for position, argument in enumerate(arguments):
         if argument == "--":
             return [*result, *arguments[position:]]
+        if argument in OPTIONAL_VALUE:
+            following = arguments[position + 1] if position + 1 < len(arguments) else "--"
+            bare = following.startswith("-") and following != "-"
+            result += [argument, OPTIONAL_VALUE[argument]] if bare else [argument]
+            flag = None
+            continue
         if argument.startswith("-"):
             flag, taken = (argument if argument in MULTIPLE else None), 0
         elif flag is not None:

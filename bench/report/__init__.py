@@ -1,0 +1,1 @@
+"""report.html: the run directory as one self-contained page."""

@@ -1,0 +1,42 @@
+"""Writes report.html: template, style and script of this folder with the run's data set in. No network, no CDN."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from atom.bench.report.series import collect_series
+from atom.bench.rundir import RunDirectory, write_text
+
+__all__ = ["write_report"]
+
+
+def write_report(run_dir: RunDirectory, summary: Mapping[str, Any]) -> None:
+    """Write `run_dir`'s report.html from its summary and its recorded series."""
+    run = run_dir.read_run_json()
+    data = {
+        "summary": summary,
+        "run": {
+            "name": run.get("name"),
+            "command": shlex.join(map(str, run.get("command") or [])),
+            "start_time": run.get("start_time"),
+            "end_time": run.get("end_time"),
+            "host": run.get("host") or {},
+            "git": run.get("git"),
+            "packages": run.get("packages") or {},
+            "devices": run.get("devices") or [],
+            "recipe": run.get("recipe"),
+            "directory": run_dir.path.name,
+        },
+        "series": collect_series(run_dir, summary["start_ns"], summary["end_ns"]),
+    }
+    folder = resources.files("atom.bench.report")
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    for name in ("style.css", "charts.js", "report.js"):
+        page = page.replace(f"/*{name}*/", (folder / name).read_text(encoding="utf-8"))
+    # Inside <script> only "<" can end the data; the page's script sets every text as text, never as markup.
+    text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    write_text(run_dir.report_html, page.replace("/*data*/null", text))

@@ -1,0 +1,141 @@
+// Lays out the report from DATA. Texts are set as text content: messages in a run directory come from servers.
+"use strict";
+(() => {
+  const { summary, run, series } = DATA;
+  const page = document.getElementById("page");
+  const figures = summary.figures;
+  const value = name => figures[name] ? figures[name].value : null;
+  const COLORS = ["var(--a)", "var(--b)", "var(--c)", "var(--bad)", "var(--warn)"];
+  const X = [0, series.wall_s];
+
+  const el = (tag, options = {}, ...children) => {
+    const node = document.createElement(tag);
+    for (const [name, content] of Object.entries(options)) {
+      if (name === "text") node.textContent = content; else node.setAttribute(name, content);
+    }
+    node.append(...children.filter(child => child !== null));
+    return node;
+  };
+  const number = v => {
+    if (v === null || v === undefined) return "–";
+    const size = Math.abs(v);
+    if (size !== 0 && size < .1) return String(+v.toPrecision(2));
+    return v.toLocaleString("en-US", { minimumFractionDigits: 0, maximumFractionDigits: size < 100 ? 2 : size < 1000 ? 1 : 0 });
+  };
+  const percent = v => v === null ? "–" : number(v * 100) + "%";
+
+  // ---- head
+  const load = summary.load, server = summary.server;
+  const kind = { "valid": "good", "not valid": "bad", "failed": "bad" }[summary.validity] || "warn";
+  const title = el("h1", { text: `${run.name || summary.title || "run"} · ${load.model || "?"}` }, el("span", { class: "badge " + kind, text: summary.validity }));
+  if (server.executor) {
+    const simulated = server.executor === "simulated";
+    title.append(el("span", { class: "badge " + (simulated ? "warn" : "good"), text: simulated ? "simulated executor: no model was run" : server.executor + " executor" }));
+  }
+  document.title = title.textContent;
+  const shape = [
+    load.source && load.source.random_input_len ? `${load.source.random_input_len} in / ${load.source.random_output_len} out` : null,
+    load.max_concurrency ? `concurrency ${load.max_concurrency}` : null,
+    load.request_rate && load.request_rate !== "inf" ? `${load.request_rate} req/s` : null,
+    `${number(value("sent"))} requests`, `${number(value("duration"))} s`, run.start_time,
+  ].filter(Boolean).join(" · ");
+  page.append(title, el("p", { class: "sub", text: shape }));
+  if (run.command) page.append(el("p", { class: "sub" }, el("code", { text: run.command })));
+  if (summary.reasons.length) page.append(el("ul", { class: "reasons" }, ...summary.reasons.map(text => el("li", { text }))));
+
+  // ---- tiles
+  const tiles = el("div", { class: "tiles" });
+  const tile = (label, main, unit, more) => tiles.append(el("div", { class: "tile" },
+    el("div", { class: "label", text: label }),
+    el("div", { class: "value", text: main }, el("small", { text: unit })),
+    el("div", { class: "more", text: more })));
+  const dagger = name => figures[name] && !figures[name].supported && figures[name].value !== null ? " †" : "";
+  tile("TTFT mean", number(value("mean_ttft_ms")), "ms", `p99 ${number(value("p99_ttft_ms"))}${dagger("p99_ttft_ms")}`);
+  tile("ITL p50", number(value("median_itl_ms")), "ms", `p99 ${number(value("p99_itl_ms"))}${dagger("p99_itl_ms")}`);
+  tile("output", number(value("output_throughput")), "tok/s", `peak ${number(value("max_output_tokens_per_s"))}`);
+  tile("requests", number(value("request_throughput")), "req/s", `${number(value("completed"))} ok, ${number(value("failed"))} failed`);
+  tile("TPOT mean", number(value("mean_tpot_ms")), "ms", `E2EL p50 ${number(value("median_e2el_ms"))}`);
+  for (const figure of Object.values(figures)) {
+    if (figure.side !== "server" || figure.value === null) continue;
+    const fraction = figure.unit === "fraction";
+    tile(figure.label, fraction ? percent(figure.value) : number(figure.value), fraction ? "" : figure.unit, `n = ${number(figure.n)}`);
+  }
+  page.append(tiles);
+
+  // ---- charts
+  const card = (grid, name, caption, { wide = false, legend = [] } = {}) => {
+    const host = el("div", { class: "card" + (wide ? " wide" : "") }, el("h3", { text: name }), el("p", { class: "cap", text: caption }));
+    if (legend.length > 1) host.append(el("div", { class: "legend" }, ...legend.map(s => el("span", {}, el("i", { style: `background:${s.color}` }), s.name))));
+    grid.append(host);
+    return host;
+  };
+  const section = name => { const grid = el("div", { class: "grid" }); page.append(el("h2", { text: name }), grid); return grid; };
+  const beyond = h => `n = ${h.n.toLocaleString()}, p50 ${number(h.p50)}, p99 ${number(h.p99)}, max ${number(h.max)} ms` + (h.beyond ? ` (${h.beyond} beyond the axis)` : "");
+
+  const load_ = section("Load");
+  if (series.ttft) Charts.histogram(card(load_, "Time to first token", beyond(series.ttft)), series.ttft, { unit: "ms" });
+  if (series.itl) Charts.histogram(card(load_, "Inter-token latency", beyond(series.itl)), series.itl, { unit: "ms" });
+  const t = series.timeline;
+  const at = i => Math.min((i + .5) * t.width, series.wall_s);
+  const tokens = { name: "output", points: t.tokens_per_s.map((v, i) => [at(i), v]), color: "var(--a)", fill: true };
+  Charts.lines(card(load_, "Throughput over time", `output tokens per second, bins of ${number(t.width)} s`, { wide: true }), [tokens], { x: X, unit: "tok/s", wide: true });
+  if (series.requests.length || series.failed.length) {
+    const sets = [
+      { name: "E2EL", points: series.requests.map(p => [p[0], p[2], p]), color: "var(--a)" },
+      { name: "TTFT", points: series.requests.map(p => [p[0], p[1], p]), color: "var(--b)" },
+      { name: "failed after", points: series.failed, color: "var(--bad)", cross: true },
+    ].filter(s => s.points.length);
+    const host = card(load_, "Requests", "latency (ms) of each request by the time it was sent", { wide: true, legend: sets });
+    Charts.scatter(host, sets, { x: X, unit: "ms", wide: true, describe: (s, p) => s.name === "E2EL" && p[2] ? `  (${p[2][3] ?? "?"} in / ${p[2][4] ?? "?"} out)` : "" });
+  }
+  Charts.lines(card(load_, "Requests at once", "between sent and ended, as the client sees it"), [{ name: "", points: t.running.map((v, i) => [at(i), v]), color: "var(--a)", fill: true }], { x: X, unit: "running" });
+  if (series.client.lag_ms.length) Charts.lines(card(load_, "The client itself", "worst lag of its event loop in each second (ms)"), [{ name: "", points: series.client.lag_ms, color: "var(--c)" }], { x: X, unit: "ms" });
+
+  // ---- server side
+  const inPhase = points => points.filter(p => p[0] >= X[0] && p[0] <= X[1]);
+  const named = (entries) => entries.map(([name, points], i) => ({ name, points: inPhase(points), color: COLORS[i % COLORS.length] })).filter(s => s.points.length);
+  const gc = named(Object.entries(series.gc)), hooked = Object.keys(series.gc).length > 0;
+  const scrapes = named(Object.entries(series.metrics).map(([role, s]) => [role, s.scrape_ms || []]));
+  const rss = named(Object.entries(series.process).map(([name, s]) => [name, s.rss_mb]));
+  const cores = named(Object.entries(series.process).map(([name, s]) => [name, s.cores]));
+  const queue = named(Object.entries(series.metrics).flatMap(([role, s]) => ["running", "waiting"].map(key => [`${key} (${role})`, s[key] || []])));
+  const cache = named(Object.entries(series.metrics).map(([role, s]) => [role, s.kv_usage || []]));
+  if (hooked || scrapes.length || rss.length) {
+    const grid = section("Server");
+    if (hooked) {
+      const caption = gc.length ? "pause (ms) of each pass over old objects" : "no pass over old objects in the measured phase";
+      const host = card(grid, "Garbage collection", caption, { legend: gc });
+      if (gc.length) Charts.lines(host, gc, { x: X, unit: "ms", stems: true });
+    }
+    if (scrapes.length) Charts.lines(card(grid, "/metrics", "time of a full scrape (ms)", { legend: scrapes }), scrapes, { x: X, unit: "ms" });
+    if (rss.length) Charts.lines(card(grid, "Resident memory", "MB per process", { legend: rss }), rss, { x: X, unit: "MB" });
+    if (cores.length) Charts.lines(card(grid, "CPU", "cores in use per process", { legend: cores }), cores, { x: X, unit: "cores" });
+    if (queue.length) Charts.lines(card(grid, "Engine", "requests running and waiting, from /metrics", { legend: queue }), queue, { x: X, unit: "" });
+    if (cache.length) Charts.lines(card(grid, "KV cache", "fraction in use, from /metrics", { legend: cache }), cache, { x: X, unit: "" });
+  }
+
+  // ---- tables
+  const table = (head, rows) => el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ...head.map(h => el("th", h)))), el("tbody", {}, ...rows)));
+  const cell = (text, cls) => el("td", cls ? { text, class: cls } : { text });
+  if (summary.errors.length) {
+    page.append(el("h2", { text: "Errors" }), table([{ text: "requests", class: "num" }, { text: "class" }, { text: "most frequent message" }],
+      summary.errors.map(e => el("tr", {}, cell(number(e.count), "num"), cell(e.class, "key"), cell(e.message)))));
+  }
+  const anomalies = Object.entries(summary.anomalies);
+  if (anomalies.length) page.append(el("h2", { text: "Anomalies in streams" }), table([{ text: "count", class: "num" }, { text: "what" }], anomalies.map(([name, n]) => el("tr", {}, cell(number(n), "num"), cell(name)))));
+  page.append(el("h2", { text: "Self-checks" }), table([{ text: "check" }, { text: "holds" }, { text: "detail" }],
+    summary.checks.map(c => el("tr", {}, cell(c.name, "key"), cell(c.ok === null ? "–" : c.ok ? "yes" : "NO"), cell(c.detail)))));
+  if (summary.notes.length) page.append(el("h2", { text: "Notes" }), el("ul", { class: "notes" }, ...summary.notes.map(text => el("li", { text }))));
+  page.append(el("h2", { text: "All figures" }), table([{ text: "figure" }, { text: "value", class: "num" }, { text: "unit" }, { text: "n", class: "num" }, { text: "definition" }],
+    Object.entries(figures).map(([name, f]) => el("tr", {}, cell(name, "key"), cell(f.unit === "fraction" ? percent(f.value) : number(f.value) + (f.supported || f.value === null ? "" : " †"), "num"), cell(f.unit === "fraction" ? "" : f.unit), cell(number(f.n), "num"), cell(f.definition, "def")))));
+  page.append(el("p", { class: "sub", text: "† fewer than 10 samples lie beyond this quantile: not supported by n" }));
+
+  const git = run.git ? `${run.git.sha.slice(0, 12)}${run.git.dirty ? " (dirty)" : ""}` : null;
+  const facts = [
+    ["run directory", run.directory], ["host", run.host.name], ["cpu", run.host.cpu ? `${run.host.cpu}, ${run.host.cpus} CPUs` : null],
+    ["devices", run.devices.join("; ")], ["python", run.host.python], ["source", git], ["recipe", run.recipe ? run.recipe.name : null],
+    ["server", [server.base_url, server.engine].filter(Boolean).join(" · ")],
+    ["packages", Object.entries(run.packages).map(([name, version]) => `${name} ${version}`).join(", ")],
+  ].filter(([, text]) => text);
+  page.append(el("h2", { text: "Where it comes from" }), table([{ text: "what" }, { text: "" }], facts.map(([name, text]) => el("tr", {}, cell(name, "key"), cell(text)))));
+})();

@@ -1,0 +1,232 @@
+"""One `atom bench` run from choices to exit status: session, load, summary, outputs. Which loads there are, and their
+options, is in `cli/bench.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from atom.bench.export import junit, vllm_result
+from atom.bench.load import Api, Endpoint, LoadSpec
+from atom.bench.provenance import command_line, provenance
+from atom.bench.random_load import RandomSource
+from atom.bench.report.page import write_report
+from atom.bench.rundir import RunDirectory, Validity, write_text
+from atom.bench.runner import LoadOutcome, run_in_loop, run_load
+from atom.bench.summary import summarize
+from atom.bench.target import Target, ask_server
+from atom.cli.progress import LoadProgress
+from atom.cli.render import bench_tables, markdown, print_tables
+from atom.cli.server_side import launch_progress, server_side_figures
+from atom.diag.session import MeasuredSession, ServerUnderTest, UrlTarget
+from atom.recipes.errors import ExitStatus, UsageError
+from atom.recipes.resolve import resolve_recipe
+
+__all__ = ["BenchRun", "LoadFactory", "Output", "ServerChoice"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerChoice:
+    """Which server, and how to speak to it."""
+
+    recipe: str | None
+    base_url: str
+    model: str | None
+    backend: str
+    api: Api
+    path: str
+    api_key: str | None
+    headers: Mapping[str, str]
+    verify_tls: bool
+    request_timeout: float
+
+    def endpoint(self, base_url: str, model: str) -> Endpoint:
+        return Endpoint(
+            base_url=base_url,
+            path=self.path,
+            api=self.api,
+            model=model,
+            api_key=self.api_key,
+            headers=self.headers,
+            verify_tls=self.verify_tls,
+            request_timeout=self.request_timeout,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadFactory:
+    """A load as far as the command line says it; the server's model and vocabulary complete it."""
+
+    source: RandomSource
+    options: Mapping[str, Any]
+
+    def spec(self, name: str, endpoint: Endpoint, target: Target | None) -> LoadSpec:
+        source = self.source
+        if target is not None:
+            vocab = source.vocab_size if source.vocab_size is not None else target.vocab_size
+            source = replace(source, model=endpoint.model, vocab_size=vocab)
+            limit = target.max_model_len
+            if limit is not None and source.api is Api.COMPLETIONS and source.max_total_len > limit:
+                raise UsageError(
+                    f"prompt and output can reach {source.max_total_len} tokens, the server's context is {limit}: "
+                    "lower --random-input-len, --random-prefix-len, --random-output-len or --random-range-ratio"
+                )
+        return LoadSpec(name=name, endpoint=endpoint, source=source, **self.options)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Output:
+    """Where results go."""
+
+    directory: Path | None
+    json: Sequence[str | Path]
+    markdown: str | None
+    junit: Path | None
+    step_summary: Path | None
+    detailed: bool
+    label: str | None
+    metadata: Mapping[str, str]
+    quiet: bool
+
+
+@dataclass(kw_only=True, slots=True)
+class BenchRun:
+    name: str
+    server: ServerChoice
+    load: LoadFactory
+    percentiles: Sequence[float]
+    metrics: tuple[str, ...]
+    output: Output
+    _signal: int | None = field(default=None, init=False)
+    _server_died: bool = field(default=False, init=False)
+
+    def run(self) -> int:
+        """Everything, to the exit status."""
+        self.load.spec(
+            self.name, self.server.endpoint(self.server.base_url, self.server.model or ""), None
+        )  # validates
+        target = UrlTarget(base_url=self.server.base_url)
+        recipe = resolve_recipe(self.server.recipe) if self.server.recipe is not None else None
+        run_dir = self._directory()
+        run_dir.write_run_json({"name": f"bench {self.name}", **provenance(command_line())})
+        with launch_progress(quiet=self.output.quiet) as on_launch:
+            session = MeasuredSession(recipe or target, run_dir, on_progress=on_launch)
+            result = session.run(lambda server: self._load(server, run_dir), judge=lambda _: self._judge(run_dir))
+        self._server_died = result.server_died
+        return self._report(run_dir)
+
+    def _directory(self) -> RunDirectory:
+        path = self.output.directory
+        if path is None:
+            stem = Path("atom-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{self.name}"
+            path = next(p for p in (stem, *(Path(f"{stem}-{n}") for n in range(2, 1000))) if not p.exists())
+        elif (path / "run.json").exists():
+            raise UsageError(f"--output-dir {path} holds a run already; choose another directory")
+        return RunDirectory(path)
+
+    def _load(self, server: ServerUnderTest, run_dir: RunDirectory) -> LoadOutcome:
+        choice = self.server
+        target = ask_server(
+            server.base_url,
+            model=choice.model,
+            api_key=choice.api_key,
+            headers=choice.headers,
+            verify_tls=choice.verify_tls,
+        )
+        run_dir.write_run_json({"target": target.as_dict()})
+        spec = self.load.spec(self.name, choice.endpoint(server.base_url, target.model), target)
+        with LoadProgress(quiet=self.output.quiet) as progress:
+            return run_in_loop(self._run_load(spec, run_dir, progress, server))
+
+    async def _run_load(
+        self, spec: LoadSpec, run_dir: RunDirectory, progress: LoadProgress, server: ServerUnderTest
+    ) -> LoadOutcome:
+        """The load, ended early by Ctrl-C, SIGTERM, or the server's death."""
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        previous = [signal.getsignal(number) for number in numbers]
+
+        def interrupt(number: int) -> None:
+            self._signal = self._signal or number
+            stop.set()
+
+        for number in numbers:
+            loop.add_signal_handler(number, interrupt, number)
+        server.call_when_dead(partial(_set_from_thread, loop, stop))
+        try:
+            return await run_load(spec, run_dir, progress, stop)
+        finally:
+            server.forget_callbacks()
+            for number, handler in zip(numbers, previous, strict=True):
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
+
+    def _judge(self, run_dir: RunDirectory) -> tuple[Validity, list[str]]:
+        summary = self._summarize(run_dir)
+        return Validity(summary["validity"]), list(summary["reasons"])
+
+    def _summarize(self, run_dir: RunDirectory) -> dict[str, Any]:
+        return summarize(run_dir, percentiles=self.percentiles, extra=server_side_figures(run_dir))
+
+    def _report(self, run_dir: RunDirectory) -> int:
+        summary = self._summarize(run_dir)  # again: now it carries the verdict the run was sealed with
+        write_report(run_dir, summary)
+        tables = bench_tables(summary, str(run_dir.report_html))
+        output = self.output
+        if output.json:
+            result = vllm_result(
+                run_dir,
+                summary,
+                backend=self.server.backend,
+                label=output.label,
+                metadata=output.metadata,
+                metrics=self.metrics,
+                percentiles=tuple(self.percentiles),
+                detailed=output.detailed,
+            )
+            text = json.dumps(result, indent=2, allow_nan=False) + "\n"
+            for path in output.json:
+                _write(path, text)
+        if output.markdown is not None:
+            _write(output.markdown, markdown(tables))
+        if output.junit is not None:
+            _write(output.junit, junit(summary))
+        if output.step_summary is not None:
+            with output.step_summary.open("a", encoding="utf-8") as file:
+                file.write(markdown(tables) + "\n")
+        if not output.quiet and "-" not in (*map(str, output.json), output.markdown):
+            print_tables(tables, Console())
+        return self._status(summary)
+
+    def _status(self, summary: Mapping[str, Any]) -> int:
+        if self._signal is not None:
+            return ExitStatus.INTERRUPTED if self._signal == signal.SIGINT else ExitStatus.TERMINATED
+        validity = summary["validity"]
+        if validity in (Validity.NOT_VALID, Validity.FAILED, Validity.INTERRUPTED) and self.output.quiet:
+            print(f"{validity}: {'; '.join(summary['reasons'])}", file=sys.stderr)
+        if validity == Validity.FAILED or self._server_died:
+            return ExitStatus.FAILED
+        return ExitStatus.OK if validity == Validity.VALID else ExitStatus.INVALID
+
+
+def _set_from_thread(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    loop.call_soon_threadsafe(stop.set)
+
+
+def _write(path: str | Path, text: str) -> None:
+    if str(path) == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    else:
+        write_text(Path(path), text)

@@ -1,0 +1,236 @@
+"""Tables as a person reads them: one description, rendered for the terminal (rich) or as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+__all__ = ["Table", "bench_tables", "markdown", "number", "print_tables"]
+
+UNSUPPORTED: Final = "†"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns with their units in the header; cells are ready to print. `notes` stand below it."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = field(default=())
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """About `digits` significant digits with thousands separators; what was not measured is "–"."""
+    if value is None:
+        return "–"
+    if value == 0:
+        return "0"
+    magnitude = abs(value)
+    decimals = next((d for limit, d in ((10, 2), (100, 1 if digits < 4 else 2), (1000, 1)) if magnitude < limit), 0)
+    if magnitude < 0.1:
+        return f"{value:.2g}"
+    return f"{value:,.{decimals}f}"
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def count(value: float | None) -> str:
+    return "–" if value is None else f"{int(value):,}"
+
+
+def bench_tables(summary: Mapping[str, Any], location: str | None = None) -> list[Table]:
+    """The tables of one load: latencies, then throughput and the server's side. `location`: where the report lies."""
+    title = _title(summary)
+    return [
+        Table(title, ("latency", "mean (ms)", "p50 (ms)", "p99 (ms)", "n"), _latency_rows(summary)),
+        Table("", ("figure", "value"), _figure_rows(summary), _notes(summary, location)),
+    ]
+
+
+def _title(summary: Mapping[str, Any]) -> str:
+    load, server = summary["load"], summary["server"]
+    source = load.get("source") or {}
+    parts = [summary["title"] or "run"]
+    if "random_input_len" in source:
+        shape = f"{source['random_input_len']:,} in / {source['random_output_len']:,} out"
+        if source.get("random_range_ratio"):
+            shape += f" ±{source['random_range_ratio']:.0%}"
+        if source.get("random_prefix_len"):
+            shape += f", {source['random_prefix_len']:,} shared"
+        parts.append(shape)
+    if load.get("max_concurrency"):
+        parts.append(f"C{load['max_concurrency']}")
+    if load.get("request_rate") not in (None, "inf"):
+        parts.append(f"{load['request_rate']:g} req/s")
+    parts.append(f"{load.get('num_prompts', 0):,} requests")
+    parts.append(str(load.get("model") or server.get("model") or "?"))
+    if server.get("executor"):
+        executor = str(server["executor"])
+        parts.append("SIMULATED executor: no model was run" if executor == "simulated" else f"{executor} executor")
+    return " · ".join(parts)
+
+
+_LATENCY_LABELS: Final = {
+    "ttft": "TTFT",
+    "ttft_scheduled": "TTFT from schedule",
+    "itl": "ITL",
+    "per_token_itl": "ITL per token",
+    "tpot": "TPOT",
+    "e2el": "E2EL",
+}
+
+
+def _latency_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+    figures = summary["figures"]
+    rows: list[list[str]] = []
+    for name, label in _LATENCY_LABELS.items():
+        mean = figures.get(f"mean_{name}_ms")
+        if mean is None or (name == "per_token_itl" and _same_as_itl(figures)):
+            continue
+        cells = [_marked(figures[f"{key}_{name}_ms"]) for key in ("mean", "median", "p99")]
+        rows.append([label, *cells, count(mean["n"])])
+    return rows
+
+
+def _same_as_itl(figures: Mapping[str, Any]) -> bool:
+    """One token per arrival: the row would say the same again."""
+    return bool(figures["mean_per_token_itl_ms"]["value"] == figures["mean_itl_ms"]["value"])
+
+
+def _marked(figure: Mapping[str, Any]) -> str:
+    text = number(figure["value"])
+    return text if figure["supported"] or figure["value"] is None else f"{text} {UNSUPPORTED}"
+
+
+def _figure_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+    values = {name: figure["value"] for name, figure in summary["figures"].items()}
+
+    def rate(name: str, unit: str) -> str:
+        return f"{number(values.get(name))} {unit}"
+
+    rows = [
+        ["requests", _requests(values)],
+        ["duration", rate("duration", "s")],
+        ["throughput", rate("request_throughput", "req/s")],
+        ["output", f"{rate('output_throughput', 'tok/s')} (peak {number(values.get('max_output_tokens_per_s'))})"],
+        ["input + output", rate("total_token_throughput", "tok/s")],
+        [
+            "concurrency",
+            f"mean {number(values.get('mean_concurrency'))}, most {count(values['max_concurrent_requests'])}",
+        ],
+    ]
+    if values.get("request_goodput") is not None:
+        slo = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in summary["load"]["goodput_ms"].items())
+        rows.append(["goodput", f"{rate('request_goodput', 'req/s')} ({slo})"])
+    if values.get("cached_share"):
+        rows.append(["prompt tokens cached", percent(values["cached_share"])])
+    rows += _server_rows(summary["figures"])
+    lag = f"loop lag p99 {number(values['p99_client_lag_ms'])} ms, max {number(values['max_client_lag_ms'])} ms"
+    rows.append(["client", f"{lag}, CPU {percent(values['client_cpu_share'])}"])
+    return rows
+
+
+def _requests(values: Mapping[str, float | None]) -> str:
+    text = f"{count(values['completed'])} completed, {count(values['failed'])} failed"
+    if values["cancelled"]:
+        text += f", {count(values['cancelled'])} cancelled"
+    return text
+
+
+def _server_rows(figures: Mapping[str, Any]) -> list[list[str]]:
+    """What was captured at the server; rows appear where there is something to show."""
+    rows: list[list[str]] = []
+    for figure in figures.values():
+        if figure.get("side") == "server" and figure["value"] is not None:
+            rows.append([figure["label"], _with_unit(figure["value"], figure["unit"])])
+    return rows
+
+
+def _with_unit(value: float, unit: str) -> str:
+    if unit == "fraction":
+        return f"{value:.2%}"
+    if unit in ("bytes", "series"):
+        return f"{int(value):,} {unit}"
+    return f"{number(value)} {unit}"
+
+
+def _notes(summary: Mapping[str, Any], location: str | None) -> list[str]:
+    notes: list[str] = []
+    if summary["validity"] != "valid":
+        notes.append(f"{str(summary['validity']).upper()}: " + "; ".join(summary["reasons"]))
+    for error in summary["errors"][:5]:
+        notes.append(f"{error['count']:,} × {error['class']}: {error['message'][:300]}")
+    anomalies = {name: n for name, n in summary["anomalies"].items() if n}
+    if anomalies:
+        notes.append("anomalies: " + ", ".join(f"{name} × {n:,}" for name, n in sorted(anomalies.items())))
+    notes += summary["notes"]
+    if any(not f["supported"] and f["value"] is not None for f in _shown(summary["figures"])):
+        notes.append(f"{UNSUPPORTED} fewer than 10 samples lie beyond this quantile: not supported by n")
+    for check in summary["checks"]:
+        if check["ok"] is False:
+            notes.append(f"self-check {check['name']} does not hold: {check['detail']}")
+    if location is not None:
+        notes.append(f"report: {location}")
+    return notes
+
+
+def _shown(figures: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    keys = (f"{key}_{name}_ms" for name in _LATENCY_LABELS for key in ("median", "p99"))
+    return [figures[key] for key in keys if key in figures]
+
+
+def print_tables(tables: Sequence[Table], console: Console) -> None:
+    parts: list[RenderableType] = []
+    for table in tables:
+        if table.title:
+            parts.append(Text(table.title, style="bold"))
+        rich = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+        for number_, column in enumerate(table.columns):
+            numeric = number_ > 0 and len(table.columns) > 2
+            rich.add_column(column, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+        for row in table.rows:
+            rich.add_row(*map(Text, row))
+        parts += [rich, Text("")]
+        for note in table.notes:
+            parts.append(
+                Text(note, style="yellow" if note.startswith(("NOT VALID", "FAILED", "INTERRUPTED")) else "dim")
+            )
+    console.print(Group(*parts), soft_wrap=False)
+
+
+def markdown(tables: Sequence[Table]) -> str:
+    """GitHub-flavoured Markdown, ready to paste into a pull request."""
+    lines: list[str] = []
+    for table in tables:
+        if table.title:
+            lines += [f"**{_cell(table.title)}**", ""]
+        lines.append("| " + " | ".join(map(_cell, table.columns)) + " |")
+        numeric = len(table.columns) > 2
+        lines.append("|---|" + ("---:|" if numeric else "---|") * (len(table.columns) - 1))
+        lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in table.rows]
+        lines.append("")
+        lines += [f"- {_cell(note)}" for note in table.notes]
+        if table.notes:
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    """Text from a server must neither break the table nor become markup."""
+    flat = " ".join(text.split())
+    for mark in "\\`*_[]<>|":
+        flat = (
+            flat.replace(mark, "\\" + mark)
+            if mark not in "<>"
+            else flat.replace(mark, {"<": "&lt;", ">": "&gt;"}[mark])
+        )
+    return flat
