@@ -1,0 +1,24 @@
+"""`python -m atom.engine.server`: the API process. Flags: `engine/server/args.py`; what it does:
+`engine/server/serve.py`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from atom.engine.server.args import parse_args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    engine_config, server_config = parse_args(argv)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s api %(asctime)s %(message)s")
+    # uvicorn's own lines say what ours say; malformed requests would fill the log.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    from atom.engine.server.serve import run  # after --help, which needs none of it
+
+    return run(engine_config, server_config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

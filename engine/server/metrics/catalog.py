@@ -1,0 +1,364 @@
+"""Every metric family: its name, type, labels, meaning, when it has samples, and where its values come from.
+
+One row is one family; adding a metric is adding a row here and one in docs/metrics_guide.md (a test compares them).
+Names without `_total`: counters get it from the exposition format. `vllm:` rows carry vLLM's names, labels and
+buckets, so that dashboards made for it work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+import psutil
+
+from atom.engine.messages import SchedulerStats
+from atom.engine.server.metrics.histogram import ITL_BUCKETS, Histogram
+from atom.engine.server.metrics.recorder import EngineRecorder, Recorder
+from atom.engine.server.metrics.source import MetricsSource, ProcessFigures
+
+Kind = Literal["counter", "gauge", "histogram"]
+Sample: TypeAlias = "tuple[tuple[str, ...], float | Histogram]"
+Read: TypeAlias = Callable[[MetricsSource], Iterable[Sample]]
+
+ALWAYS: Final = "always"
+TRAFFIC: Final = "always; zero until the first request"
+STREAMED: Final = "always; zero until the second token of a sequence"
+PREFIX: Final = "always; zero with --no-enable-prefix-caching"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric family."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    meaning: str
+    has_samples: str
+    read: Read
+
+    @property
+    def dialect(self) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    def exposed_name(self) -> str:
+        """As it appears in /metrics."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
+
+
+# ---- readers -------------------------------------------------------------------------------------------------------
+
+
+def _once(get: Callable[[Recorder], float | Histogram]) -> Read:
+    """A value of the recorder without labels."""
+    return lambda source: [((), get(source.recorder))]
+
+
+def _per_engine(get: Callable[[EngineRecorder], float | Histogram]) -> Read:
+    """dp_rank → a value of that engine's recorder."""
+    return lambda source: [((str(index),), get(engine)) for index, engine in enumerate(source.recorder.engines)]
+
+
+def _per_stats(get: Callable[[SchedulerStats], float]) -> Read:
+    """dp_rank → a value of that engine's last statistics."""
+    return lambda source: [((str(index),), get(stats)) for index, stats in enumerate(source.stats)]
+
+
+def _states(*states: tuple[str, Callable[[SchedulerStats], float]]) -> Read:
+    """dp_rank, state → value."""
+    return lambda source: [
+        ((str(index), state), get(stats)) for index, stats in enumerate(source.stats) for state, get in states
+    ]
+
+
+def _summed(get: Callable[[SchedulerStats], float]) -> Read:
+    return lambda source: [((), sum(get(stats) for stats in source.stats))]
+
+
+def _per_process(*values: tuple[tuple[str, ...], Callable[[ProcessFigures], float]]) -> Read:
+    """process, … → value."""
+    return lambda source: [((row.role, *labels), get(row)) for row in source.process_figures for labels, get in values]
+
+
+def _collections(key: str) -> Read:
+    return lambda source: [((str(generation),), value) for generation, value in source.collections(key)]
+
+
+def _model(read: Read) -> Read:
+    """A reader without labels or by engine, as vLLM labels it: model_name, engine."""
+
+    def labelled(source: MetricsSource) -> Iterable[Sample]:
+        for labels, value in read(source):
+            yield (source.model_name, *(labels or ("0",))), value
+
+    return labelled
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _usage(stats: SchedulerStats) -> float:
+    return _ratio(stats.kv_blocks_used, stats.kv_blocks_total)
+
+
+def _free(stats: SchedulerStats) -> int:
+    return stats.kv_blocks_total - stats.kv_blocks_used
+
+
+def _hit_ratio(source: MetricsSource) -> Iterable[Sample]:
+    hits = sum(stats.prefix_cache_hits_total for stats in source.stats)
+    queries = sum(stats.prefix_cache_queries_total for stats in source.stats)
+    return [((), _ratio(hits, queries))]
+
+
+def _finished(source: MetricsSource) -> Iterable[Sample]:
+    return [((reason,), count) for reason, count in list(source.recorder.finished.items())]
+
+
+def _success(source: MetricsSource) -> Iterable[Sample]:
+    finished = list(source.recorder.finished.items())
+    return [((source.model_name, "0", reason), count) for reason, count in finished]
+
+
+def _http(source: MetricsSource) -> Iterable[Sample]:
+    counts = list(source.recorder.http_requests.items())
+    return [((route, str(status)), count) for (route, status), count in counts]
+
+
+def _cache_info(source: MetricsSource) -> Iterable[Sample]:
+    return [(("0", *source.cache_info.values()), 1.0)]
+
+
+CACHE_INFO_LABELS: Final = ("block_size", "enable_prefix_caching", "num_gpu_blocks")
+_DP: Final = ("dp_rank",)
+_VLLM: Final = ("model_name", "engine")
+
+
+def _atom() -> Iterable[Family]:
+    yield from _atom_api()
+    yield from _atom_engine()
+    yield from _atom_process()
+
+
+def _atom_api() -> Iterable[Family]:
+    yield Family(
+        "atom:time_to_first_token_seconds", "histogram", ("streaming",),
+        "HTTP request received to its first token in this process, by whether the client streams",
+        TRAFFIC,
+        lambda source: [((str(streaming).lower(),), row) for streaming, row in source.recorder.ttft.items()],
+    )  # fmt: skip
+    yield Family(
+        "atom:inter_token_latency_seconds", "histogram", (),
+        "gap between the events of a sequence divided by the tokens of the later one, counted once per token",
+        STREAMED, _once(lambda recorder: recorder.inter_token),
+    )  # fmt: skip
+    yield Family(
+        "atom:e2e_request_latency_seconds", "histogram", (),
+        "HTTP request received to the last token, of sequences that ended by stop or length",
+        TRAFFIC, _once(lambda recorder: recorder.e2e),
+    )  # fmt: skip
+    yield Family(
+        "atom:ttft_api_preprocess_seconds", "histogram", (),
+        "HTTP request received to handed to the engine: body, template, tokenizing",
+        TRAFFIC, _once(lambda recorder: recorder.preprocess),
+    )  # fmt: skip
+    yield Family(
+        "atom:requests_finished", "counter", ("reason",),
+        "sequences that ended, by stop, length, abort or error", ALWAYS, _finished,
+    )  # fmt: skip
+    yield Family(
+        "atom:stream_events", "counter", (),
+        "SSE events that carried tokens", TRAFFIC, _once(lambda recorder: recorder.stream_events),
+    )  # fmt: skip
+    yield Family(
+        "atom:stream_events_merged", "counter", (),
+        "of these, events that carry several steps because their reader was slow",
+        TRAFFIC, _once(lambda recorder: recorder.merged_events),
+    )  # fmt: skip
+    yield Family(
+        "atom:http_requests", "counter", ("route", "status"),
+        "HTTP responses begun, by route and status", "once a route has answered", _http,
+    )  # fmt: skip
+
+
+def _atom_engine() -> Iterable[Family]:
+    yield Family(
+        "atom:request_queue_time_seconds", "histogram", _DP,
+        "time a sequence waited in the core before it was first scheduled", TRAFFIC,
+        _per_engine(lambda engine: engine.queue_time),
+    )  # fmt: skip
+    yield Family(
+        "atom:engine_step_seconds", "histogram", _DP,
+        "execution time of a step as the executor measured it", TRAFFIC,
+        _per_engine(lambda engine: engine.step_seconds),
+    )  # fmt: skip
+    yield Family(
+        "atom:decode_batch_size", "histogram", _DP,
+        "decoding sequences of steps that had any", TRAFFIC, _per_engine(lambda engine: engine.decode_batch_size),
+    )  # fmt: skip
+    yield Family(
+        "atom:prefill_batch_tokens", "histogram", _DP,
+        "prompt tokens of steps that had any", TRAFFIC, _per_engine(lambda engine: engine.prefill_batch_tokens),
+    )  # fmt: skip
+    yield Family(
+        "atom:scheduler_requests", "gauge", ("dp_rank", "state"),
+        "sequences in the core, running or waiting, after its last step", ALWAYS,
+        _states(("running", lambda stats: stats.num_running), ("waiting", lambda stats: stats.num_waiting)),
+    )  # fmt: skip
+    yield Family(
+        "atom:scheduler_kv_cache_blocks", "gauge", ("dp_rank", "state"),
+        "KV blocks: used by sequences, evictable (free, holding a reusable prefix), vacant, and in total", TRAFFIC,
+        _states(
+            ("used", lambda stats: stats.kv_blocks_used),
+            ("evictable", lambda stats: stats.kv_blocks_cached),
+            ("vacant", lambda stats: _free(stats) - stats.kv_blocks_cached),
+            ("total", lambda stats: stats.kv_blocks_total),
+        ),
+    )  # fmt: skip
+    totals: tuple[tuple[str, Kind, str, Callable[[SchedulerStats], float]], ...] = (
+        ("requests_running", "gauge", "running sequences of all engines", lambda stats: stats.num_running),
+        ("requests_waiting", "gauge", "waiting sequences of all engines", lambda stats: stats.num_waiting),
+        ("kv_cache_blocks_used", "gauge", "KV blocks in use", lambda stats: stats.kv_blocks_used),
+        ("kv_cache_blocks_free", "gauge", "KV blocks that can be taken", _free),
+        ("kv_cache_blocks_total", "gauge", "KV blocks", lambda stats: stats.kv_blocks_total),
+        ("prompt_tokens", "counter", "prompt tokens computed or found cached", lambda stats: stats.prompt_tokens_total),
+        ("generation_tokens", "counter", "tokens generated", lambda stats: stats.generation_tokens_total),
+        ("engine_steps", "counter", "steps run", lambda stats: stats.num_steps_total),
+        ("preemptions", "counter", "sequences preempted", lambda stats: stats.num_preemptions_total),
+    )
+    for name, kind, meaning, get in totals:
+        yield Family(f"atom:{name}", kind, (), meaning, TRAFFIC, _summed(get))
+    yield Family(
+        "atom:kv_cache_usage_ratio", "gauge", _DP, "share of KV blocks in use, 0 to 1", TRAFFIC, _per_stats(_usage)
+    )
+    yield Family(
+        "atom:prefix_cache_full_tokens", "counter", (), "prompt tokens looked up in the prefix cache", PREFIX,
+        _summed(lambda stats: stats.prefix_cache_queries_total),
+    )  # fmt: skip
+    yield Family(
+        "atom:prefix_cache_cached_tokens", "counter", (), "prompt tokens found there", PREFIX,
+        _summed(lambda stats: stats.prefix_cache_hits_total),
+    )  # fmt: skip
+    yield Family(
+        "atom:prefix_cache_hit_ratio", "gauge", (), "found ÷ looked up since the start, 0 to 1", PREFIX, _hit_ratio
+    )
+
+
+def _atom_process() -> Iterable[Family]:
+    yield Family(
+        "atom:process_cpu_seconds", "counter", ("process", "mode"),
+        "CPU time of the API process (api) and of each core (core-0), in user or system mode", ALWAYS,
+        _per_process((("user",), lambda row: row.user_seconds), (("system",), lambda row: row.system_seconds)),
+    )  # fmt: skip
+    yield Family(
+        "atom:process_threads", "gauge", ("process",), "threads", ALWAYS, _per_process(((), lambda row: row.threads))
+    )
+    yield Family(
+        "atom:process_resident_memory_bytes", "gauge", ("process",), "resident memory", ALWAYS,
+        _per_process(((), lambda row: row.rss_bytes)),
+    )  # fmt: skip
+    yield Family(
+        "atom:process_cpus", "gauge", (), "CPUs that this process may run on", ALWAYS,
+        lambda _source: [((), len(psutil.Process().cpu_affinity()))],
+    )  # fmt: skip
+    for key in ("collections", "collected", "uncollectable"):
+        meaning = {
+            "collections": "passes of the API process's garbage collector",
+            "collected": "objects these collected",
+            "uncollectable": "objects these could not collect",
+        }[key]
+        name = "gc_collections" if key == "collections" else f"gc_{key}"
+        yield Family(f"atom:{name}", "counter", ("generation",), meaning, ALWAYS, _collections(key))
+    yield Family(
+        "atom:gc_threshold", "gauge", ("generation",), "its thresholds", ALWAYS,
+        lambda source: [((str(generation),), value) for generation, value in source.gc_thresholds()],
+    )  # fmt: skip
+
+
+def _vllm() -> Iterable[Family]:
+    gauges: tuple[tuple[str, str, Callable[[SchedulerStats], float]], ...] = (
+        ("num_requests_running", "running sequences", lambda stats: stats.num_running),
+        ("num_requests_waiting", "waiting sequences", lambda stats: stats.num_waiting),
+        ("kv_cache_usage_perc", "share of KV blocks in use, 0 to 1", _usage),
+        ("gpu_cache_usage_perc", "the same under its older name", _usage),
+    )
+    for name, meaning, get in gauges:
+        yield Family(f"vllm:{name}", "gauge", _VLLM, meaning, ALWAYS, _model(_per_stats(get)))
+    counters: tuple[tuple[str, str, Callable[[SchedulerStats], float]], ...] = (
+        ("prompt_tokens", "prompt tokens computed or found cached", lambda stats: stats.prompt_tokens_total),
+        ("generation_tokens", "tokens generated", lambda stats: stats.generation_tokens_total),
+        ("num_preemptions", "sequences preempted", lambda stats: stats.num_preemptions_total),
+        ("prefix_cache_queries", "prompt tokens looked up", lambda stats: stats.prefix_cache_queries_total),
+        ("prefix_cache_hits", "prompt tokens found", lambda stats: stats.prefix_cache_hits_total),
+        ("gpu_prefix_cache_queries", "older name of prefix_cache_queries", lambda s: s.prefix_cache_queries_total),
+        ("gpu_prefix_cache_hits", "older name of prefix_cache_hits", lambda stats: stats.prefix_cache_hits_total),
+    )
+    for name, meaning, get in counters:
+        yield Family(f"vllm:{name}", "counter", _VLLM, meaning, ALWAYS, _model(_per_stats(get)))
+    yield Family(
+        "vllm:prompt_tokens_cached", "counter", _VLLM, "prompt tokens of finished sequences found cached", ALWAYS,
+        _model(_once(lambda recorder: recorder.cached_tokens)),
+    )  # fmt: skip
+    yield Family(
+        "vllm:request_success", "counter", (*_VLLM, "finished_reason"),
+        "sequences that ended, by stop, length, abort or error", ALWAYS, _success,
+    )  # fmt: skip
+    yield Family(
+        "vllm:cache_config_info", "gauge", ("engine", *CACHE_INFO_LABELS), "the cache's configuration; always 1",
+        ALWAYS, _cache_info,
+    )  # fmt: skip
+    yield from _vllm_histograms()
+
+
+def _vllm_histograms() -> Iterable[Family]:
+    yield Family(
+        "vllm:time_to_first_token_seconds", "histogram", _VLLM, "as atom:, streamed or not in one", TRAFFIC, _vllm_ttft
+    )
+    latencies: tuple[tuple[str, str, Callable[[Recorder], Histogram]], ...] = (
+        ("inter_token_latency_seconds", "as atom:, in vLLM's buckets", _inter_token),
+        ("time_per_output_token_seconds", "the same under its older name", _inter_token),
+        (
+            "request_time_per_output_token_seconds",
+            "first to last token ÷ (tokens - 1), of sequences with two or more",
+            lambda recorder: recorder.time_per_output_token,
+        ),
+        ("e2e_request_latency_seconds", "as atom:", lambda recorder: recorder.e2e),
+        ("request_inference_time_seconds", "first scheduled to last token", lambda recorder: recorder.inference),
+        ("request_prefill_time_seconds", "first scheduled to first token", lambda recorder: recorder.prefill),
+        ("request_decode_time_seconds", "first to last token", lambda recorder: recorder.decode),
+        ("request_prompt_tokens", "prompt tokens of finished sequences", lambda recorder: recorder.prompt_tokens),
+        ("request_generation_tokens", "tokens generated by them", lambda recorder: recorder.generation_tokens),
+        (
+            "request_max_num_generation_tokens",
+            "the longest of the n sequences of a prompt",
+            lambda recorder: recorder.max_generation_tokens,
+        ),
+        ("request_params_n", "n of the requests", lambda recorder: recorder.params_n),
+        ("request_params_max_tokens", "max_tokens of requests that set it", lambda r: r.params_max_tokens),
+    )
+    for name, meaning, get in latencies:
+        yield Family(f"vllm:{name}", "histogram", _VLLM, meaning, TRAFFIC, _model(_once(get)))
+    yield Family(
+        "vllm:request_queue_time_seconds", "histogram", _VLLM, "as atom:", TRAFFIC,
+        _model(_per_engine(lambda engine: engine.queue_time)),
+    )  # fmt: skip
+    yield Family(
+        "vllm:iteration_tokens_total", "histogram", _VLLM, "tokens per step; a histogram in spite of its name", TRAFFIC,
+        _model(_per_engine(lambda engine: engine.iteration_tokens)),
+    )  # fmt: skip
+
+
+def _inter_token(recorder: Recorder) -> Histogram:
+    return recorder.inter_token.rebinned(ITL_BUCKETS)
+
+
+def _vllm_ttft(source: MetricsSource) -> Iterable[Sample]:
+    streamed, whole = source.recorder.ttft[True], source.recorder.ttft[False]
+    return [((source.model_name, "0"), streamed.plus(whole))]
+
+
+FAMILIES: Final[tuple[Family, ...]] = (*_atom(), *_vllm())

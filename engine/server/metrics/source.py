@@ -1,0 +1,78 @@
+"""What a scrape reads beside the recorder: the cores' last statistics, the processes and the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import psutil
+
+from atom.engine.messages import SchedulerStats
+from atom.engine.server.metrics.recorder import Recorder
+
+
+class EngineView(Protocol):
+    """The part of `CoreManager` that a scrape looks at."""
+
+    @property
+    def latest_stats(self) -> Sequence[SchedulerStats]: ...
+
+    @property
+    def info(self) -> dict[str, Any]: ...
+
+    @property
+    def is_alive(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFigures:
+    """Of one process of the server, as the kernel counts."""
+
+    role: str
+    """`api`, `core-0`, …"""
+    user_seconds: float
+    system_seconds: float
+    threads: int
+    rss_bytes: int
+
+
+class MetricsSource:
+    """Everything that a family may read. Used on the rendering thread."""
+
+    def __init__(
+        self, recorder: Recorder, engine: EngineView, pids: dict[str, int], model_name: str, cache_info: dict[str, str]
+    ) -> None:
+        self.recorder = recorder
+        self.engine = engine
+        self.model_name = model_name
+        self.cache_info = cache_info
+        self._processes = {role: psutil.Process(pid) for role, pid in pids.items()}
+        self.process_figures: list[ProcessFigures] = []
+
+    @property
+    def stats(self) -> Sequence[SchedulerStats]:
+        return self.engine.latest_stats
+
+    def refresh(self) -> None:
+        """Read once per scrape what several families show."""
+        self.process_figures = list(self._read_processes())
+
+    def _read_processes(self) -> Iterator[ProcessFigures]:
+        for role, process in self._processes.items():
+            try:
+                with process.oneshot():
+                    times = process.cpu_times()
+                    yield ProcessFigures(
+                        role, times.user, times.system, process.num_threads(), process.memory_info().rss
+                    )
+            except psutil.Error:
+                continue  # it is gone: no sample
+
+    def collections(self, key: str) -> list[tuple[int, float]]:
+        """`gc.get_stats()` by generation."""
+        return [(generation, float(row[key])) for generation, row in enumerate(gc.get_stats())]
+
+    def gc_thresholds(self) -> list[tuple[int, float]]:
+        return [(generation, float(value)) for generation, value in enumerate(gc.get_threshold())]
