@@ -83,6 +83,17 @@ def test_a_simulated_model_has_the_vocabulary_of_its_tokenizer() -> None:
         assert max(output.outputs[0].token_ids) < ByteTokenizer().vocab_size
 
 
+def test_choice_i_of_a_seeded_request_is_what_seed_plus_i_alone_gives() -> None:
+    with LLM(config()) as llm:
+        (several,) = llm.generate("x", SamplingParams(max_tokens=8, ignore_eos=True, n=3, seed=10))
+        singles = [
+            llm.generate("x", SamplingParams(max_tokens=8, ignore_eos=True, seed=seed))[0].outputs[0]
+            for seed in (10, 11, 12)
+        ]
+    assert [one.token_ids for one in several.outputs] == [one.token_ids for one in singles]
+    assert len({tuple(one.token_ids) for one in singles}) == 3
+
+
 async def test_thousands_of_finished_aborted_and_failed_requests_free_every_block() -> None:
     manager = CoreManager(config(num_blocks=96))
     await asyncio.to_thread(manager.start)
