@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from atom.engine.errors import RequestError
 from atom.engine.loading.chat_template import ChatTemplate
 from atom.engine.loading.tokenizer_base import Tokenizer, encodable
 
@@ -51,7 +52,9 @@ class ByteTokenizer(Tokenizer):
             if token_id in _SPECIAL:
                 if not skip_special_tokens:
                     pieces.append(_SPECIAL[token_id].encode())
-            elif 0 <= token_id < self.vocab_size:
+            elif not 0 <= token_id < 1 << 32:
+                raise RequestError("token ids must be from 0 to 4294967295")
+            elif token_id < self.vocab_size:
                 pieces.append(bytes((token_id % NUM_BYTES,)))
         return b"".join(pieces).decode("utf-8", errors="replace")
 

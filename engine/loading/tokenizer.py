@@ -16,7 +16,7 @@ from typing import Any, Final
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from atom.engine.errors import ModelLoadError
+from atom.engine.errors import ModelLoadError, RequestError
 from atom.engine.loading.byte_tokenizer import ByteTokenizer
 from atom.engine.loading.chat_template import ChatTemplate
 from atom.engine.loading.eos import gguf_eos_token_ids, hf_eos_token_ids
@@ -60,7 +60,10 @@ class HFTokenizer(Tokenizer):
         return [row.ids for row in self._backend.encode_batch_fast(checked, add_special_tokens=add_special_tokens)]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        try:
+            text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        except OverflowError:
+            raise RequestError("token ids must be from 0 to 4294967295") from None
         return text
 
     def token_bytes(self, token_id: int) -> bytes | None:

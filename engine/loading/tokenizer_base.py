@@ -45,7 +45,8 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text; bytes that are no UTF-8 read as U+FFFD, ids without a token as nothing."""
+        """Text; bytes that are no UTF-8 read as U+FFFD, ids without a token as nothing. Raises `RequestError` for ids
+        that are no unsigned 32-bit integers."""
 
     @abc.abstractmethod
     def token_bytes(self, token_id: int) -> bytes | None:
