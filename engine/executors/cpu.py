@@ -51,6 +51,13 @@ class CPUExecutor(Executor):
 
     def start(self) -> int:
         assert self._worker is None, "started twice"
+        try:
+            return self._start()
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _start(self) -> int:
         threads = self._config.num_threads or len(os.sched_getaffinity(0))
         why_torch = self._open_kernels(threads)
         dtype, dtype_reason = _choose_dtype(self._config)

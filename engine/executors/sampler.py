@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from atom.engine.executors.filters import filter_logits, needs_filter
+from atom.engine.executors.filters import FilterParams, filter_logits, needs_filter
 from atom.engine.executors.logprobs import token_logprobs
 from atom.engine.executors.penalties import adjust_logits, needs_adjustment
 from atom.engine.executors.random_draws import uniform_draws
@@ -38,6 +38,8 @@ class _Plan:
     """Rows that need an adjustment now or, with `min_tokens`, needed it when the plan was made."""
     keys_n: np.ndarray[tuple[int], np.dtype[np.uint64]]
     inv_temperature_n: torch.Tensor
+    filters: FilterParams
+    """Of the filtered rows."""
 
 
 class Sampler:
@@ -84,10 +86,11 @@ class Sampler:
         uniform_n = torch.from_numpy(uniform_draws(plan.keys_n, positions_n))
         if plan.filtered:
             rows = plan.filtered
-            scaled = logits_nv[rows] * plan.inv_temperature_n[rows, None]
-            filter_logits(scaled, [plan.states[row].params for row in rows])
-            filtered_tokens = self._draw(scaled, torch.ones(len(rows)), uniform_n[rows])
-            if len(rows) == len(plan.states):
+            everything = len(rows) == len(plan.states)
+            scaled = logits_nv if everything else logits_nv[rows]
+            self._filter(scaled, plan.filters)
+            filtered_tokens = self._draw(scaled, torch.ones(len(rows)), uniform_n if everything else uniform_n[rows])
+            if everything:
                 return filtered_tokens
         tokens_n = torch.empty(len(plan.states), dtype=torch.int64)
         if plan.filtered:
@@ -106,6 +109,12 @@ class Sampler:
         if self._kernels is not None:
             return self._kernels.argmax(logits_nv.contiguous())
         return logits_nv.argmax(dim=-1)
+
+    def _filter(self, logits_nv: torch.Tensor, params: FilterParams) -> None:
+        if self._kernels is not None and logits_nv.is_contiguous():
+            self._kernels.filter(logits_nv, params.inv_temperature_n, params.min_p_n, params.top_k_n, params.top_p_n)
+        else:
+            filter_logits(logits_nv, params)
 
     def _draw(self, logits_nv: torch.Tensor, inv_temperature_n: torch.Tensor, uniform_n: torch.Tensor) -> torch.Tensor:
         if self._kernels is not None:
@@ -134,5 +143,6 @@ def _make_plan(states: Sequence[SequenceState]) -> _Plan:
         logprobs=[row for row, state in enumerate(states) if state.params.logprobs is not None],
         adjusting=[row for row, state in enumerate(states) if needs_adjustment(state)],
         keys_n=np.array([state.key for state in states], dtype=np.uint64),
+        filters=FilterParams.of([states[row].params for row in filtered]),
         inv_temperature_n=torch.tensor([0.0 if s.params.greedy else 1.0 / s.params.temperature for s in states]),
     )

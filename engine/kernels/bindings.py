@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from atom.engine.kernels.arena import WeightArena
 from atom.engine.kernels.build import KernelsUnavailableError, build_library
 
 __all__ = ["DTYPES", "Attention", "Batch", "CPUKernels", "KernelsUnavailableError", "Layer", "Model", "Weight"]
@@ -106,6 +107,7 @@ _SIGNATURES: Final = {
     "atom_decoder_step": (c_int, [c_void_p, POINTER(Model), POINTER(Batch), c_void_p, c_void_p, c_void_p]),
     "atom_decoder_logits": (None, [c_void_p, POINTER(Model), c_void_p, c_int64, c_void_p, c_void_p]),
     "atom_argmax": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
+    "atom_filter": (c_int, [c_void_p, c_void_p, c_int64, c_int64, *[c_void_p] * 4]),
     "atom_sample": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
 }
 
@@ -144,12 +146,12 @@ class CPUKernels:
         if pool:
             self._lib.atom_pool_destroy(pool)
 
-    def pack(self, weight_nk: torch.Tensor) -> torch.Tensor:
+    def pack(self, weight_nk: torch.Tensor, arena: WeightArena) -> torch.Tensor:
         """Panels of a linear layer's weight `[n, k]`, k even, as an opaque 1-d tensor of the same dtype."""
         n, k = weight_nk.shape
         assert k % 2 == 0
         source, code = weight_nk.contiguous(), DTYPES[weight_nk.dtype]
-        packed = aligned_empty(self._lib.atom_packed_bytes(n, k, code) // source.element_size(), source.dtype)
+        packed = arena.empty(self._lib.atom_packed_bytes(n, k, code) // source.element_size(), source.dtype)
         self._lib.atom_pack_weight(source.data_ptr(), packed.data_ptr(), n, k, code)
         return packed
 
@@ -224,6 +226,21 @@ class CPUKernels:
         out_n = torch.empty(n, dtype=torch.int64)
         self._lib.atom_argmax(self._pool, logits_nv.data_ptr(), n, vocab, out_n.data_ptr())
         return out_n
+
+    def filter(
+        self,
+        logits_nv: torch.Tensor,
+        inv_temperature_n: torch.Tensor,
+        min_p_n: torch.Tensor,
+        top_k_n: torch.Tensor,
+        top_p_n: torch.Tensor,
+    ) -> None:
+        """Scale rows by the temperature and set what min_p, top_k (int64, 0: off) and top_p (float64) exclude to -inf,
+        in place."""
+        n, vocab = logits_nv.shape
+        rows = [tensor.data_ptr() for tensor in (inv_temperature_n, min_p_n, top_k_n, top_p_n)]
+        if self._lib.atom_filter(self._pool, logits_nv.data_ptr(), n, vocab, *rows):
+            raise MemoryError("sampling weights")
 
     def sample(self, logits_nv: torch.Tensor, inv_temperature_n: torch.Tensor, uniform_n: torch.Tensor) -> torch.Tensor:
         """Draws from softmax(logits · inv_temperature) at `uniform_n` (float64, [0, 1)); int64 `[n]`."""

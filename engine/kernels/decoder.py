@@ -11,6 +11,7 @@ import ctypes
 import torch
 
 from atom.engine.executors.kv_cache import KVCache
+from atom.engine.kernels.arena import WeightArena
 from atom.engine.kernels.bindings import (
     DTYPES,
     MAX_GROUP,
@@ -51,6 +52,7 @@ class FusedDecoder:
         config = model.config
         self._kernels = kernels
         self._cache = cache
+        self._arena = WeightArena()
         self._tensors: list[torch.Tensor] = []  # what the structs point to
         self._dtype = model.dtype
         self.hidden_size = config.hidden_size
@@ -126,7 +128,7 @@ class FusedDecoder:
     def _pack(self, linear: Linear) -> Weight:
         n, k = linear.weight.shape
         bias = None if linear.bias is None else self._float(linear.bias)
-        return Weight(self._keep(self._kernels.pack(linear.weight)), bias, n, k)
+        return Weight(self._keep(self._kernels.pack(linear.weight, self._arena)), bias, n, k)
 
     def _angles(self, model: DecoderLM, max_model_len: int) -> tuple[int, int]:
         cos_p1j, sin_p1j = model.rotary.cos_sin(torch.arange(max_model_len + 1), torch.float32)

@@ -119,13 +119,14 @@ atom_pool *atom_pool_create(int num_threads);
 void atom_pool_destroy(atom_pool *pool);
 /* Run task(arg, tid) on every thread of the pool, the caller being thread 0; returns when all have finished. */
 void atom_pool_run(atom_pool *pool, atom_task task, void *arg);
-/* Inside a task: wait for all threads; the last to arrive rewinds the work counter of `atom_next`. */
+/* Inside a task: wait for all threads, and begin a new set of work items. */
 void atom_barrier(atom_pool *pool);
-/* Inside a task: the next work item since the last barrier. */
-int atom_next(atom_pool *pool);
+/* Inside a task: the next of n work items since the last barrier, or -1. Every thread takes from a share of its own in
+ * order, which keeps it in one region of memory, and then helps the others with theirs. */
+int64_t atom_next(atom_pool *pool, int tid, int64_t n);
 int atom_pool_size(const atom_pool *pool);
 
-#define FOR_EACH_ITEM(pool, i, n) for (int i; (i = atom_next(pool)) < (n);)
+#define FOR_EACH_ITEM(pool, tid, i, n) for (int64_t i; (i = atom_next(pool, tid, n)) >= 0;)
 
 /* ---- gemm.c ---- */
 typedef struct {
@@ -179,9 +180,12 @@ int64_t atom_make_tiles(const atom_attention *at, const atom_batch *b, atom_tile
 int64_t atom_attention_scratch(const atom_attention *at);
 void atom_store_kv(const atom_attention *at, int64_t slot, const float *k, const float *v, void *k_cache, void *v_cache);
 /* Inside a task: all tiles, shared with the other threads of the pool. q [t, h * hd] has row stride ldq. */
-void atom_attend_tiles(atom_pool *pool, const atom_attention *at, const atom_batch *b, const atom_tile *tiles,
+void atom_attend_tiles(atom_pool *pool, int tid, const atom_attention *at, const atom_batch *b, const atom_tile *tiles,
                        int64_t num_tiles, const float *q, int64_t ldq, const void *k_cache, const void *v_cache,
                        float *out, int64_t ldo, float *scratch);
+
+/* ---- sampling.c ---- */
+float atom_row_max(const float *x, int64_t n);
 
 /* ---- decoder.c ---- */
 typedef struct {

@@ -263,7 +263,7 @@ static void attend_rows(const atom_attention *at, const atom_batch *b, const ato
     }
 }
 
-void atom_attend_tiles(atom_pool *pool, const atom_attention *at, const atom_batch *b, const atom_tile *tiles,
+void atom_attend_tiles(atom_pool *pool, int tid, const atom_attention *at, const atom_batch *b, const atom_tile *tiles,
                        int64_t num_tiles, const float *q, int64_t ldq, const void *k_cache, const void *v_cache,
                        float *out, int64_t ldo, float *scratch) {
     buffers w;
@@ -271,7 +271,7 @@ void atom_attend_tiles(atom_pool *pool, const atom_attention *at, const atom_bat
     int64_t group = at->num_heads / at->num_kv_heads, g = at->num_kv_heads;
     /* Too few (tile, kv head) pairs to occupy the threads: share out single query heads, the same arithmetic. */
     int64_t parts = num_tiles * g < 4 * atom_pool_size(pool) && num_tiles == b->num_seqs ? group : 1;
-    FOR_EACH_ITEM(pool, item, num_tiles * g * parts) {
+    FOR_EACH_ITEM(pool, tid, item, num_tiles * g * parts) {
         const atom_tile *tile = &tiles[item / parts / g];
         int64_t rows = tile->count * group, part = item % parts;
         if (parts > 1 && tile->count == 1)
@@ -296,10 +296,10 @@ static void run_attention(void *arg, int tid) {
     attention_task *t = arg;
     const atom_attention *at = t->at;
     int64_t qd = at->num_heads * at->head_dim, kd = at->num_kv_heads * at->head_dim;
-    FOR_EACH_ITEM(t->pool, i, t->b->num_tokens)
+    FOR_EACH_ITEM(t->pool, tid, i, t->b->num_tokens)
         atom_store_kv(at, t->b->slots[i], t->k + i * kd, t->v + i * kd, t->k_cache, t->v_cache);
     atom_barrier(t->pool);
-    atom_attend_tiles(t->pool, at, t->b, t->tiles, t->num_tiles, t->q, qd, t->k_cache, t->v_cache, t->out, qd,
+    atom_attend_tiles(t->pool, tid, at, t->b, t->tiles, t->num_tiles, t->q, qd, t->k_cache, t->v_cache, t->out, qd,
                       t->scratch + tid * atom_attention_scratch(at));
 }
 

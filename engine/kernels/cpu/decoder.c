@@ -99,11 +99,11 @@ static void prepare_token(const step *s, const atom_layer *layer, int64_t t) {
 typedef enum { STORE, ADD } epilogue;
 
 /* out = a W^T + bias (padded columns) or out += a W^T + bias. */
-static void linear(const step *s, const atom_weight *w, const float *a, int64_t lda, int64_t m, float *out, int64_t ldo,
-                   epilogue how, float *scratch) {
+static void linear(const step *s, int tid, const atom_weight *w, const float *a, int64_t lda, int64_t m, float *out, int64_t ldo,
+                   epilogue how) {
     int64_t panels = CEIL_DIV(w->n, NR), row_blocks = CEIL_DIV(m, ATOM_MC);
-    float *tile = scratch + ATOM_GEMM_SCRATCH;
-    FOR_EACH_ITEM(s->pool, item, panels * row_blocks) {
+    float *scratch = s->scratch + tid * s->scratch_each, *tile = scratch + ATOM_GEMM_SCRATCH;
+    FOR_EACH_ITEM(s->pool, tid, item, panels * row_blocks) {
         int64_t p = item % panels, r0 = item / panels * ATOM_MC, rows = MIN(ATOM_MC, m - r0);
         int64_t cols = MIN(NR, w->n - p * NR);
         float *dst = out + r0 * ldo + p * NR;
@@ -119,11 +119,11 @@ static void linear(const step *s, const atom_weight *w, const float *a, int64_t 
 }
 
 /* act = silu(a Wgate^T) * (a Wup^T) */
-static void gate_up(const step *s, const atom_layer *layer, int64_t m, float *scratch) {
+static void gate_up(const step *s, int tid, const atom_layer *layer, int64_t m) {
     int64_t panels = CEIL_DIV(layer->gate.n, NR), row_blocks = CEIL_DIV(m, ATOM_MC), d = s->m->hidden;
-    float *gate = scratch + ATOM_GEMM_SCRATCH, *up = gate + ATOM_MC * NR;
+    float *scratch = s->scratch + tid * s->scratch_each, *gate = scratch + ATOM_GEMM_SCRATCH, *up = gate + ATOM_MC * NR;
     int dtype = (int)s->m->dtype;
-    FOR_EACH_ITEM(s->pool, item, panels * row_blocks) {
+    FOR_EACH_ITEM(s->pool, tid, item, panels * row_blocks) {
         int64_t p = item % panels, r0 = item / panels * ATOM_MC, rows = MIN(ATOM_MC, m - r0);
         atom_gemm_panel(&layer->gate, dtype, p, s->h + r0 * d, d, rows, gate, NR, scratch);
         atom_gemm_panel(&layer->up, dtype, p, s->h + r0 * d, d, rows, up, NR, scratch);
@@ -137,45 +137,44 @@ static void gate_up(const step *s, const atom_layer *layer, int64_t m, float *sc
     atom_barrier(s->pool);
 }
 
-static void norm_rows(const step *s, const float *weight) {
+static void norm_rows(const step *s, int tid, const float *weight) {
     int64_t d = s->m->hidden;
-    FOR_EACH_ITEM(s->pool, t, s->b->num_tokens) rms_norm(s->x + t * d, weight, d, s->m->eps, s->h + t * d);
+    FOR_EACH_ITEM(s->pool, tid, t, s->b->num_tokens) rms_norm(s->x + t * d, weight, d, s->m->eps, s->h + t * d);
     atom_barrier(s->pool);
 }
 
-static void run_layer(const step *s, const atom_layer *layer, float *scratch) {
+static void run_layer(const step *s, int tid, const atom_layer *layer) {
     const atom_attention *at = &s->m->attention;
     int64_t t = s->b->num_tokens, d = s->m->hidden, heads = at->num_heads * at->head_dim;
-    norm_rows(s, layer->input_norm);
-    linear(s, &layer->qkv, s->h, d, t, s->qkv, s->ld_qkv, STORE, scratch);
-    FOR_EACH_ITEM(s->pool, i, t) prepare_token(s, layer, i);
+    norm_rows(s, tid, layer->input_norm);
+    linear(s, tid, &layer->qkv, s->h, d, t, s->qkv, s->ld_qkv, STORE);
+    FOR_EACH_ITEM(s->pool, tid, i, t) prepare_token(s, layer, i);
     atom_barrier(s->pool);
-    atom_attend_tiles(s->pool, at, s->b, s->tiles, s->num_tiles, s->qkv, s->ld_qkv, layer->k_cache, layer->v_cache,
-                      s->attn, heads, scratch);
+    atom_attend_tiles(s->pool, tid, at, s->b, s->tiles, s->num_tiles, s->qkv, s->ld_qkv, layer->k_cache, layer->v_cache,
+                      s->attn, heads, s->scratch + tid * s->scratch_each);
     atom_barrier(s->pool);
-    linear(s, &layer->o, s->attn, heads, t, s->x, d, ADD, scratch);
-    norm_rows(s, layer->post_norm);
-    gate_up(s, layer, t, scratch);
-    linear(s, &layer->down, s->act, s->ld_act, t, s->x, d, ADD, scratch);
+    linear(s, tid, &layer->o, s->attn, heads, t, s->x, d, ADD);
+    norm_rows(s, tid, layer->post_norm);
+    gate_up(s, tid, layer, t);
+    linear(s, tid, &layer->down, s->act, s->ld_act, t, s->x, d, ADD);
 }
 
 static void run_step(void *arg, int tid) {
     step *s = arg;
     const atom_model *m = s->m;
     int64_t d = m->hidden, n = s->b->num_logits;
-    float *scratch = s->scratch + tid * s->scratch_each;
-    FOR_EACH_ITEM(s->pool, t, s->b->num_tokens) embed_row(m, s->b->token_ids[t], s->x + t * d);
+    FOR_EACH_ITEM(s->pool, tid, t, s->b->num_tokens) embed_row(m, s->b->token_ids[t], s->x + t * d);
     atom_barrier(s->pool);
-    for (int64_t i = 0; i < m->num_layers; i++) run_layer(s, &m->layers[i], scratch);
+    for (int64_t i = 0; i < m->num_layers; i++) run_layer(s, tid, &m->layers[i]);
     if (s->hidden) { /* rows for prompt logprobs are few enough to be handed back and projected later in pieces */
-        FOR_EACH_ITEM(s->pool, t, s->b->num_tokens)
+        FOR_EACH_ITEM(s->pool, tid, t, s->b->num_tokens)
             rms_norm(s->x + t * d, m->final_norm, d, m->eps, s->hidden + t * d);
         atom_barrier(s->pool);
     }
-    FOR_EACH_ITEM(s->pool, i, n)
+    FOR_EACH_ITEM(s->pool, tid, i, n)
         rms_norm(s->x + s->b->logits_rows[i] * d, m->final_norm, d, m->eps, s->h + i * d);
     atom_barrier(s->pool);
-    if (n) linear(s, &m->lm_head, s->h, d, n, s->logits, m->vocab, STORE, scratch);
+    if (n) linear(s, tid, &m->lm_head, s->h, d, n, s->logits, m->vocab, STORE);
 }
 
 /* logits [num_logits, vocab]; hidden [t, d] or null; workspace of atom_workspace floats. 0, or -1: memory is short. */
@@ -209,8 +208,7 @@ typedef struct {
 
 static void run_head(void *arg, int tid) {
     head_task *h = arg;
-    linear(&h->s, &h->s.m->lm_head, h->rows, h->s.m->hidden, h->n, h->s.logits, h->s.m->vocab, STORE,
-           h->s.scratch + tid * h->s.scratch_each);
+    linear(&h->s, tid, &h->s.m->lm_head, h->rows, h->s.m->hidden, h->n, h->s.logits, h->s.m->vocab, STORE);
 }
 
 /* Logits of n final-norm hidden rows, for prompt log probabilities; workspace as for a step of 0 tokens. */

@@ -12,7 +12,7 @@ typedef struct {
     int64_t *out;
 } rows_task;
 
-static float row_max(const float *x, int64_t n) {
+float atom_row_max(const float *x, int64_t n) {
     float top = -INFINITY;
     int64_t i = 0;
     if (n >= 4 * VL) {
@@ -28,11 +28,10 @@ static float row_max(const float *x, int64_t n) {
 }
 
 static void run_argmax(void *arg, int tid) {
-    (void)tid;
     rows_task *t = arg;
-    FOR_EACH_ITEM(t->pool, row, t->n) {
+    FOR_EACH_ITEM(t->pool, tid, row, t->n) {
         const float *x = t->logits + row * t->vocab;
-        float top = row_max(x, t->vocab);
+        float top = atom_row_max(x, t->vocab);
         int64_t i = 0;
         while (i < t->vocab && x[i] != top) i++;
         t->out[row] = i < t->vocab ? i : 0;
@@ -65,7 +64,7 @@ static float span_weights(const float *x, int64_t n, float top, float inv_t, flo
 }
 
 static int64_t sample_row(const float *x, int64_t n, float inv_t, double u) {
-    float weights[SPAN], top = row_max(x, n);
+    float weights[SPAN], top = atom_row_max(x, n);
     double total = 0, below = 0;
     for (int64_t i = 0; i < n; i += SPAN) total += span_weights(x + i, MIN(SPAN, n - i), top, inv_t, weights);
     double target = u * total;
@@ -89,9 +88,8 @@ static int64_t sample_row(const float *x, int64_t n, float inv_t, double u) {
 }
 
 static void run_sample(void *arg, int tid) {
-    (void)tid;
     rows_task *t = arg;
-    FOR_EACH_ITEM(t->pool, row, t->n)
+    FOR_EACH_ITEM(t->pool, tid, row, t->n)
         t->out[row] = sample_row(t->logits + row * t->vocab, t->vocab, t->inv_temperature[row], t->uniform[row]);
 }
 
