@@ -26,8 +26,8 @@ def clean(
 ) -> None:
     """Sweep processes and temporary directories that interrupted runs left.
 
-    Processes are found by the label in their environment, never by name, and only if the supervisor that answers for
-    them is gone: a server that is running under `atom serve` is never touched.
+    Processes are found by the label in their environment, never by name, and only if
+    the supervisor that answers for them is gone: a running server is never touched.
     """
     check_writable("--json", json_path)
     leftovers = find_leftovers()

@@ -51,9 +51,9 @@ _AFTER_DRAIN_S: Final = 15.0
 
 _HELP: Final = (
     "Start a server and supervise it.\n\n"
-    "MODEL_OR_RECIPE is a Hugging Face directory, a .gguf file or `embedded` for ATOM's own engine, or the name or file "
-    "of a recipe for any other server. Options that are not listed here go to the server as they are. Ctrl-C or SIGTERM "
-    "stops it, and everything it started."
+    "MODEL_OR_RECIPE is a Hugging Face directory, a .gguf file or `embedded` for ATOM's own engine, or the name or "
+    "file of a recipe for any other server. Options that are not listed here go to the server as they are. Ctrl-C or "
+    "SIGTERM stops it, and everything it started."
 )
 _EXAMPLES: Final = (
     "Examples:\n\n"

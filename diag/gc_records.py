@@ -62,11 +62,13 @@ def read_gc_file(path: Path) -> Iterator[GcProcess]:
     role = path.stem.removeprefix("gc-").rpartition("-")[0]
     process: GcProcess | None = None
     for line in JsonlFile(path):
+        is_hook = line.get("type") == "hook"
+        if is_hook:
+            check_schema_version(line.get("schema_version"), path)
         try:
-            if line.get("type") == "hook":
+            if is_hook:
                 if process is not None:
                     yield process
-                check_schema_version(line.get("schema_version"), path)
                 process = _process(line, role)
             elif process is not None:
                 _add(process, line)

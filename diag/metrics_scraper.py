@@ -54,12 +54,13 @@ def fetch(url: str, *, timeout_s: float = TIMEOUT_S, max_bytes: int = MAX_BODY_B
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname, parts.port, timeout=timeout_s)
     late = threading.Event()
+    opened: list[socket.socket] = []  # the connection forgets its socket once the response has it
 
     def cut() -> None:
         late.set()
-        if connection.sock is not None:
+        for sock in opened:
             with contextlib.suppress(OSError):
-                connection.sock.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
 
     timer = threading.Timer(timeout_s, cut)
     timer.daemon = True
@@ -67,11 +68,14 @@ def fetch(url: str, *, timeout_s: float = TIMEOUT_S, max_bytes: int = MAX_BODY_B
     try:
         begun = time.monotonic_ns()
         connection.connect()
+        opened.append(connection.sock)
         sent = time.monotonic_ns()
         connection.request("GET", parts.path or "/", headers={"Accept": "text/plain", "Connection": "close"})
         response = connection.getresponse()
         body = response.read(max_bytes + 1)
         ended = time.monotonic_ns()
+        if response.length and len(body) <= max_bytes:
+            raise http.client.IncompleteRead(body, response.length)
     except ConnectionRefusedError:
         raise ScrapeError("connection refused") from None
     except (TimeoutError, OSError, http.client.HTTPException, ssl.SSLError, ValueError) as error:

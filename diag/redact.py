@@ -28,11 +28,10 @@ def redact_arguments(command: Sequence[str]) -> list[str]:
     after_secret = False
     for word in command:
         name, equals, _ = word.partition("=")
-        if after_secret and not word.startswith("-"):
+        if word.startswith("-"):
+            after_secret = not equals and _is_secret(word)
+        elif after_secret:  # also the further values of an option that takes several
             shown.append(REDACTED)
-        elif equals and _is_secret(name):
-            shown.append(f"{name}={REDACTED}")
-        else:
-            shown.append(word)
-        after_secret = word.startswith("-") and not equals and _is_secret(word)
+            continue
+        shown.append(f"{name}={REDACTED}" if equals and _is_secret(name) else word)
     return shown

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -81,7 +82,8 @@ def launch(
 ) -> Server:
     """Start the server and wait until it is healthy.
 
-    `on_log` gets each line of its output, on another thread; `on_start` gets the server as soon as its process starts.
+    `on_log` gets each line of its output, on another thread that also hears of the server's end; `on_start` gets the
+    server as soon as its process starts.
 
     If the port this function picked was taken in the meantime, it tries again with another one.
     """
@@ -232,10 +234,24 @@ def _readiness_problem(server: Server, start: _Start) -> str | None:
             return "it to say its port"
         server.ports["port"] = port
     health = server.recipe.health
-    problem = probe_health(server.host, server.ports[health.port], health.path, health.status)
+    problem = _probe_unless_dead(server, server.ports[health.port])
     if problem is None and not server.recipe.exec and not server.recipe.detached:
         _refuse_stranger(server)
     return problem
+
+
+def _probe_unless_dead(server: Server, port: int) -> str | None:
+    """As `probe_health`, but a server that dies while something does not answer on its port is noticed at once."""
+    health = server.recipe.health
+    result: list[str | None] = []
+
+    def probe() -> None:
+        result.append(probe_health(server.host, port, health.path, health.status))
+        server.wake()
+
+    threading.Thread(target=probe, name="atom-health-probe", daemon=True).start()
+    server.wait_for_event(None, lambda: bool(result))
+    return result[0] if result else "it to answer"
 
 
 def _refuse_stranger(server: Server) -> None:

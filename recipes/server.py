@@ -145,6 +145,10 @@ class SupervisorLink:
         with self._changed:
             return self._changed.wait_for(condition, timeout)
 
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
     def ask(self, word: str) -> None:
         """`stop` or `kill`."""
         self._say(word)
@@ -258,9 +262,13 @@ class Server:
         """Where the log is, if it outlives the server."""
         return "" if self.log_path.is_relative_to(self._link.scratch.path) else f" {self.log_path}"
 
-    def wait_for_event(self, timeout: float) -> None:
-        """Sleep, but wake at once when the server ends."""
-        self._link.wait(lambda: self._link.ended, timeout)
+    def wait_for_event(self, timeout: float | None, condition: Callable[[], bool] = bool) -> None:
+        """Sleep, but wake at once when the server ends, or when `condition` holds at a `wake()`."""
+        self._link.wait(lambda: self._link.ended or condition(), timeout)
+
+    def wake(self) -> None:
+        """Let `wait_for_event` look at its condition."""
+        self._link.wake()
 
     def wait_for_end(self, timeout: float | None = None) -> bool:
         """Wait until the server has ended by itself (False: it still runs)."""

@@ -52,7 +52,7 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 _TAIL_LINES: Final = 40
 _EVENT_BUFFER_LINES: Final = 2000
 """Log lines that wait for a launcher that does not read; more are dropped from the events, not from the file."""
-_LINGER_S: Final = 2.0
+_LINGER_S: Final = 1.0
 """What is left of a server whose main process ended may take this long to end by itself."""
 _KILL_ROUNDS: Final = 50
 
