@@ -146,6 +146,7 @@ class Answer(abc.ABC):
             self.service.answers.discard(self)
             self._abort_open()
             self._log()
+            self._release()
 
     def _submit(self) -> None:
         n = self.params.n
@@ -207,6 +208,15 @@ class Answer(abc.ABC):
                 choice.num_tokens = choice.stream.sequence.num_output_tokens
                 choice.stream.abort()
                 self.service.recorder.finished[FINISH_ABORT] += 1
+
+    def _release(self) -> None:
+        """Cut the circle of answer, writer, choices and streams: a circle is left to the garbage collector, and at
+        some hundred requests a second that is what makes an API process stop and walk its heap."""
+        self.writer.on_drained(None)
+        for choice in self.choices:
+            choice.stream = None
+            del choice.answer
+        self.choices = []
 
     def engine_error(self, event: TokenEvent) -> ApiError:
         """Why the engine gave up on a sequence."""

@@ -84,6 +84,7 @@ class Application:
         except Exception as exception:
             self._respond(exchange, exception)
         finally:
+            scope["state"].clear()  # a circle otherwise: see `Answer._release`
             if writer.status:
                 self._service.recorder.responded(exchange.route, writer.status)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from atom.engine.messages import TokenLogprobs
@@ -62,14 +63,14 @@ class CollectedAnswer(Answer):
 
     def complete(self) -> None:
         if sum(choice.num_logprob_entries for choice in self.choices) < HEAVY_LOGPROBS:
-            self.writer.respond(200, self._body())
+            self.writer.respond(200, self._body(self.choices))
         else:
-            self._building = asyncio.get_running_loop().create_task(self._respond_from_thread())
+            self._building = asyncio.get_running_loop().create_task(self._respond_from_thread(self.choices))
 
-    async def _respond_from_thread(self) -> None:
+    async def _respond_from_thread(self, choices: Sequence[CollectedChoice]) -> None:
         loop = asyncio.get_running_loop()
         try:
-            body = await loop.run_in_executor(self.service.workers, self._body)
+            body = await loop.run_in_executor(self.service.workers, self._body, choices)
         except Exception:
             log.exception("request %s failed in the server", self.exchange.request_id)
             self.fail(ApiError(500, "the server failed to build the answer"))
@@ -77,19 +78,19 @@ class CollectedAnswer(Answer):
         if self.error is None:
             self.writer.respond(200, body)
 
-    def _body(self) -> bytes:
+    def _body(self, choices: Sequence[CollectedChoice]) -> bytes:
         body = self.format.whole_head()
-        choices = [self._choice(choice) for choice in self.choices]
-        body["choices"] = choices
+        shown = [self._choice(choice) for choice in choices]
+        body["choices"] = shown
         body["usage"] = self.usage()
         details = [
             PromptDetails(
                 choice.prompt.token_ids if self.options.token_ids else None,
                 choice.prompt_logprobs,
             )
-            for choice in self.choices
+            for choice in choices
         ]
-        self.format.add_prompt_details(body, choices, details)
+        self.format.add_prompt_details(body, shown, details)
         return encode_json(body)
 
     def _choice(self, choice: CollectedChoice) -> dict[str, Any]:

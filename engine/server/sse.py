@@ -44,7 +44,7 @@ class ResponseWriter:
         """The last byte was handed over; nothing may be written any more."""
         self.status = 0
 
-    def on_drained(self, callback: Callable[[], None]) -> None:
+    def on_drained(self, callback: Callable[[], None] | None) -> None:
         """Have `callback()` called when `blocked` was cleared."""
         self._on_drained = callback
 

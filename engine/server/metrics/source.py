@@ -22,9 +22,6 @@ class EngineView(Protocol):
     @property
     def info(self) -> dict[str, Any]: ...
 
-    @property
-    def is_alive(self) -> bool: ...
-
 
 @dataclass(frozen=True, slots=True)
 class ProcessFigures:
@@ -53,7 +50,12 @@ class MetricsSource:
 
     @property
     def stats(self) -> Sequence[SchedulerStats]:
-        return self.engine.latest_stats
+        """By engine. Before its first step an engine has said nothing but how many blocks it has."""
+        blocks: int = self.engine.info["num_kv_blocks"]
+        return [
+            stats if stats.kv_blocks_total else SchedulerStats(kv_blocks_total=blocks)
+            for stats in self.engine.latest_stats
+        ]
 
     def refresh(self) -> None:
         """Read once per scrape what several families show."""
