@@ -136,6 +136,7 @@ class _Run:
 
     async def run(self, run_dir: RunDirectory, stop: asyncio.Event) -> LoadOutcome:
         interrupted = asyncio.ensure_future(stop.wait())
+        run_dir.write_run_json({"load": self._spec.describe()})
         self._watch.start()
         self._tick()
         try:
@@ -184,11 +185,12 @@ class _Run:
             await self._lanes(enumerate(plans), width)
 
     def _begin_measured(self, run_dir: RunDirectory) -> None:
+        self._watch.restart()
         self._phase = self._progress.phase = MEASURED
         self._busy_ns = 0
         self._started_ns = self._busy_since = monotonic_ns()
         self._watch.event("measured_start", requests=len(self._spec.source))
-        run_dir.write_run_json({"load": self._spec.describe(), "measured_start_ns": self._started_ns})
+        run_dir.write_run_json({"measured_start_ns": self._started_ns})
 
     async def _measured(self) -> None:
         timer = None
@@ -232,13 +234,16 @@ class _Run:
 
         async with asyncio.TaskGroup() as group:
             lanes = 0
+            released = 0  # when the limit last let a request through: those behind it could not go before
             for index, offset in enumerate(offsets_ns.tolist()):
                 due = self._started_ns + offset
                 while (wait := due - monotonic_ns()) > 0:  # noqa: ASYNC110 (a timer may fire early)
                     await asyncio.sleep(wait / 1e9)
                 held_back = slots.locked()
                 await slots.acquire()
-                ready = max(due, monotonic_ns()) if held_back else due
+                if held_back:
+                    released = monotonic_ns()
+                ready = max(due, released)
                 if self._closed:
                     return
                 if free:
@@ -312,6 +317,7 @@ class _Run:
         self._work.drain()
         if self._failure.done():
             self._failure.result()
+        self._watch.stop()
         progress = self._progress
         progress.phase = "done"
         progress.elapsed_s = (ended - self._started_ns) / 1e9
@@ -324,7 +330,6 @@ class _Run:
             interrupted=interrupted,
             **self._counters(),
         )
-        self._watch.stop()
         return LoadOutcome(
             started_ns=self._started_ns,
             ended_ns=ended,

@@ -43,6 +43,11 @@ class SelfWatch:
         self._window_end = self._loop.time() + WINDOW_S
         self._arm()
 
+    def restart(self) -> None:
+        """Close the window: what comes now belongs to another phase, and what came so far must not count in it."""
+        self.stop()
+        self.start()
+
     def stop(self) -> None:
         """Stop sampling and write the last window."""
         self.cancel()

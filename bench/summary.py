@@ -43,9 +43,11 @@ def summarize(
     *,
     percentiles: Sequence[float] = DEFAULT_PERCENTILES,
     extra: Mapping[str, Mapping[str, Any]] | None = None,
+    write: bool = True,
 ) -> dict[str, Any]:
-    """Sum up `run_dir`, write summary.json and return it. `extra` adds figures of the server's side, ready made.
+    """Sum up `run_dir`, write summary.json (unless told not to) and return it.
 
+    `extra` adds figures of the server's side, ready made.
     A sealed run keeps its verdict: whoever sealed it may have known more than the records say.
     """
     run = run_dir.read_run_json()
@@ -96,7 +98,8 @@ def summarize(
         "end_ns": end,
         "figures": {**{name: figure.as_dict() for name, figure in figures.items()}, **(extra or {})},
     }
-    run_dir.write_summary(summary)
+    if write:
+        run_dir.write_summary(summary)
     return summary
 
 
@@ -123,12 +126,10 @@ def _read_window(run_dir: RunDirectory) -> _Window:
 def _bounds(window: _Window, run: Mapping[str, Any], records: Sequence[RequestRecord]) -> tuple[int, int]:
     """Start and end of the measured phase; of a killed run, up to the last thing that was recorded."""
     ends = [record.end_ns for record in records if record.end_ns is not None]
-    start = (
-        window.start_ns
-        or run.get("measured_start_ns")
-        or min((record.sent_ns for record in records if record.sent_ns is not None), default=0)
-    )
-    return start, window.end_ns or max(ends, default=start)
+    starts = [record.sent_ns for record in records if record.sent_ns is not None]
+    end = window.end_ns or max(ends, default=0)
+    start = window.start_ns or run.get("measured_start_ns") or min(starts, default=end)
+    return start, max(start, end)
 
 
 def _rates(
@@ -160,7 +161,7 @@ def _rates(
         "output_throughput": (per_second(samples.output_tokens), completed),
         "total_token_throughput": (per_second(samples.input_tokens + samples.output_tokens), completed),
         "request_goodput": (per_second(samples.good) if slo else None, completed),
-        "max_output_tokens_per_s": (_most_tokens_per_second(samples, start_ns), completed),
+        "max_output_tokens_per_s": (_most_tokens_per_second(samples, start_ns) if wall >= 1 else None, completed),
         "max_concurrent_requests": (_most_at_once(records), len(records)),
         "tokens_per_chunk": (ratio(samples.output_tokens, samples.chunks), samples.chunks),
         "coalesced_share": (ratio(samples.coalesced, samples.chunks), samples.chunks),

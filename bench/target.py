@@ -24,7 +24,7 @@ class Target:
     executor: str | None = None
     """`cpu`, `cuda` or `simulated`; our engine says it in /server_info."""
     engine: str | None = None
-    """Name and version, from /version."""
+    """Its owner in /v1/models and its /version."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -68,7 +68,7 @@ def ask_server(
         max_model_len=_find(served, "max_model_len", int) or _find(info, "max_model_len", int),
         vocab_size=_find(info, "vocab_size", int),
         executor=_executor(info),
-        engine=_find(version, "version", str),
+        engine=_engine(served, version),
     )
 
 
@@ -109,7 +109,16 @@ def _find(value: Any, name: str, kind: type, depth: int = 3) -> Any:
 
 
 def _executor(info: Mapping[str, Any]) -> str | None:
-    executor = info.get("executor")
-    if isinstance(executor, dict):
-        executor = executor.get("kind") or executor.get("name")
-    return executor if isinstance(executor, str) else None
+    engine = info.get("engine")
+    if _find(info, "simulated", bool):
+        return "simulated"
+    for holder in (info, engine if isinstance(engine, dict) else {}):
+        if isinstance(holder.get("executor"), str):
+            return str(holder["executor"])
+    return None
+
+
+def _engine(served: Mapping[str, Any], version: Mapping[str, Any]) -> str | None:
+    """Who answers: the owner that /v1/models names, and the version that /version says."""
+    parts = [part for part in (served.get("owned_by"), version.get("version")) if isinstance(part, str)]
+    return " ".join(parts) or None

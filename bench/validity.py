@@ -15,11 +15,11 @@ __all__ = ["Check", "Client", "Counts", "Verdict", "judge"]
 
 MAX_CPU_SHARE: Final = 0.9
 """Of the event-loop thread: above this, what is measured is the client."""
-MIN_LAG_MS: Final = 10.0
-"""Lag that is never held against the client: timers of an event loop fire up to a millisecond late, and on a machine
-shared with the server the scheduler adds its own slices."""
+MIN_LAG_MS: Final[Mapping[float, float]] = {50.0: 5.0, 99.0: 10.0}
+"""Quantile → lag that is never held against the client: timers of an event loop fire up to a millisecond late, and on a
+machine shared with the server the scheduler adds its own slices."""
 MAX_LAG_SHARE: Final = 0.25
-"""Lag beyond `MIN_LAG_MS` counts when it exceeds this share of the latency it would be mistaken for."""
+"""Lag beyond that counts when it exceeds this share of what is measured at the same quantile."""
 LITTLE_TOLERANCE: Final = 0.02
 
 
@@ -130,25 +130,27 @@ def _little(counts: Counts, latency_ms: float | None, wall_s: float, busy_ns: in
 
 
 def _saturation(client: Client, figures: Mapping[str, Figure]) -> list[str]:
+    """A late stamp shifts the quantile it falls into, so lag is held against the latencies at the same quantile."""
     reasons: list[str] = []
     if client.cpu_share is not None and client.cpu_share > MAX_CPU_SHARE:
         reasons.append(f"client saturated: its event loop used {client.cpu_share:.0%} of a CPU")
-    ttft = _value(figures, "median_ttft_ms")
-    shortest = min((v for v in (_value(figures, "p99_itl_ms"), ttft) if v is not None), default=None)
-    lag, send_lag = _percentile(client.lag_ms, 99), _percentile(client.send_lag_ms, 99)
-    if _exceeds(lag, shortest):
-        reasons.append(
-            f"client saturated: its event loop was {lag:.1f} ms late (p99), the latencies are {shortest:.1f} ms"
-        )
-    if _exceeds(send_lag, ttft):
-        reasons.append(
-            f"client saturated: requests were sent {send_lag:.1f} ms late (p99), median TTFT is {ttft:.1f} ms"
-        )
+    for q, floor_ms in MIN_LAG_MS.items():
+        ttft, itl = _value(figures, f"p{q:g}_ttft_ms"), _value(figures, f"p{q:g}_itl_ms")
+        shortest = min((value for value in (ttft, itl) if value is not None), default=None)
+        lag, send_lag = _percentile(client.lag_ms, q), _percentile(client.send_lag_ms, q)
+        if lag is not None and _exceeds(lag, shortest, floor_ms):
+            reasons.append(
+                f"client saturated: its event loop was {lag:.1f} ms late at p{q:g}, where {shortest:.1f} ms are measured"
+            )
+        if send_lag is not None and _exceeds(send_lag, ttft, floor_ms):
+            reasons.append(
+                f"client saturated: requests were sent {send_lag:.1f} ms late at p{q:g}, where TTFT is {ttft:.1f} ms"
+            )
     return reasons
 
 
-def _exceeds(lag: float | None, latency: float | None) -> bool:
-    return lag is not None and latency is not None and lag > max(MIN_LAG_MS, MAX_LAG_SHARE * latency)
+def _exceeds(lag: float, latency: float | None, floor_ms: float) -> bool:
+    return latency is not None and lag > max(floor_ms, MAX_LAG_SHARE * latency)
 
 
 def _value(figures: Mapping[str, Figure], name: str) -> float | None:

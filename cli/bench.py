@@ -7,7 +7,6 @@ Composes `diag/session.py` (server, captures) with `bench/runner.py` (load). The
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from pathlib import Path
@@ -19,7 +18,9 @@ from atom.bench.load import Api, parse_goodput
 from atom.bench.random_load import RandomSource
 from atom.cli import options as opt
 from atom.cli.bench_run import BenchRun, LoadFactory, ServerChoice
+from atom.cli.publish import Output
 from atom.recipes.errors import UsageError
+from atom.recipes.launcher import LaunchOptions
 
 __all__ = ["app"]
 
@@ -55,12 +56,25 @@ def _bench() -> None:
     """Load a server and say what it did."""
 
 
-@app.command("random", epilog=EXAMPLES)
+@app.command("random", epilog=EXAMPLES, context_settings={"allow_extra_args": True})
 def random(
+    ctx: typer.Context,
     # ---- server
     recipe: Annotated[
         str | None,
         typer.Option(help="Start this recipe's server for the run: a name or a file.", rich_help_panel=SERVER),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A variable of the recipe; repeatable.", rich_help_panel=SERVER
+        ),
+    ] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="Devices for the recipe's server, such as 0,1.", rich_help_panel=SERVER)
+    ] = None,
+    ready_timeout: Annotated[
+        float | None, typer.Option(help="Seconds until the recipe's server must be healthy.", rich_help_panel=SERVER)
     ] = None,
     base_url: Annotated[
         str | None, typer.Option(help="A server that runs already: http://host:port.", rich_help_panel=SERVER)
@@ -190,14 +204,15 @@ def random(
     ] = None,
     quiet: opt.QuietOption = False,
 ) -> int:
-    """Random token ids (or, for chat, random words) of given lengths, in a closed or open loop."""
+    """Random token ids (or, for chat, random words) of given lengths, in a closed or open loop.
+
+    With --recipe, arguments after `--` go to the server, and --model says what it serves.
+    """
     given: dict[str, Any] = dict(locals())
     return BenchRun(
         name="random",
         server=_server(given),
         load=_random_load(given),
-        percentiles=opt.parse_percentiles(metric_percentiles),
-        metrics=_metrics(percentile_metrics),
         output=_output(given),
     ).run()
 
@@ -222,6 +237,22 @@ def _server(given: dict[str, Any]) -> ServerChoice:
         headers=opt.parse_pairs("--header", given["header"] or [], "=:"),
         verify_tls=not given["insecure"],
         request_timeout=given["request_timeout"],
+        launch=_launch(given),
+    )
+
+
+def _launch(given: dict[str, Any]) -> LaunchOptions:
+    """For a recipe. What only a recipe can use is refused without one."""
+    arguments = list(given["ctx"].args)
+    for flag, value in (("--set", given["set_"]), ("--devices", given["devices"]), ("server arguments", arguments)):
+        if value and given["recipe"] is None:
+            raise UsageError(f"{flag}: only for a server that --recipe starts; got {value!r}")
+    return LaunchOptions(
+        model=given["model"],
+        devices=given["devices"],
+        variables=opt.parse_pairs("--set", given["set_"] or []),
+        extra_args=arguments,
+        ready_timeout_s=given["ready_timeout"],
     )
 
 
@@ -287,31 +318,27 @@ def _metrics(text: str) -> tuple[str, ...]:
     return names
 
 
-def _output(given: dict[str, Any]) -> Any:
-    from atom.cli.bench_run import Output
-
+def _output(given: dict[str, Any]) -> Output:
     result: Path | None = None
     if given["save_result"]:
         name = given["result_filename"] or _result_name(given)
         result = (given["result_dir"] or Path()) / name
     elif given["result_dir"] or given["result_filename"]:
         raise UsageError("--result-dir and --result-filename need --save-result")
-    for flag, path in (("--json", given["json_path"]), ("--markdown", given["markdown"]), ("--junit", given["junit"])):
-        opt.check_writable(flag, path)
     if result is not None:
         opt.check_writable("--result-dir", result)
-    if given["json_path"] == "-" and given["markdown"] == "-":
-        raise UsageError("--json - and --markdown - both want standard output; give one of them a path")
-    summary_page = os.environ.get("GITHUB_STEP_SUMMARY")
+    opt.check_outputs(given["json_path"], given["markdown"], given["junit"])
     return Output(
         directory=given["output_dir"],
         json=[path for path in (given["json_path"], result) if path is not None],
         markdown=given["markdown"],
         junit=given["junit"],
-        step_summary=Path(summary_page) if summary_page else None,
+        step_summary=opt.step_summary(),
         detailed=given["save_detailed"],
         label=given["label"],
         metadata=opt.parse_pairs("--metadata", given["metadata"] or []),
+        percentiles=opt.parse_percentiles(given["metric_percentiles"]),
+        metrics=_metrics(given["percentile_metrics"]),
         quiet=given["quiet"],
     )
 

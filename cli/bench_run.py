@@ -4,35 +4,31 @@ options, is in `cli/bench.py`."""
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from atom.bench.export import junit, vllm_result
 from atom.bench.load import Api, Endpoint, LoadSpec
 from atom.bench.provenance import command_line, provenance
 from atom.bench.random_load import RandomSource
-from atom.bench.report.page import write_report
-from atom.bench.rundir import RunDirectory, Validity, write_text
+from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.runner import LoadOutcome, run_in_loop, run_load
 from atom.bench.summary import summarize
 from atom.bench.target import Target, ask_server
 from atom.cli.progress import LoadProgress
-from atom.cli.render import bench_tables, markdown, print_tables
+from atom.cli.publish import Output, publish
 from atom.cli.server_side import launch_progress, server_side_figures
 from atom.diag.session import MeasuredSession, ServerUnderTest, UrlTarget
 from atom.recipes.errors import ExitStatus, UsageError
+from atom.recipes.launcher import LaunchOptions
 from atom.recipes.resolve import resolve_recipe
 
-__all__ = ["BenchRun", "LoadFactory", "Output", "ServerChoice"]
+__all__ = ["BenchRun", "LoadFactory", "ServerChoice"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +45,9 @@ class ServerChoice:
     headers: Mapping[str, str]
     verify_tls: bool
     request_timeout: float
+
+    launch: LaunchOptions
+    """For a recipe."""
 
     def endpoint(self, base_url: str, model: str) -> Endpoint:
         return Endpoint(
@@ -84,28 +83,11 @@ class LoadFactory:
         return LoadSpec(name=name, endpoint=endpoint, source=source, **self.options)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Output:
-    """Where results go."""
-
-    directory: Path | None
-    json: Sequence[str | Path]
-    markdown: str | None
-    junit: Path | None
-    step_summary: Path | None
-    detailed: bool
-    label: str | None
-    metadata: Mapping[str, str]
-    quiet: bool
-
-
 @dataclass(kw_only=True, slots=True)
 class BenchRun:
     name: str
     server: ServerChoice
     load: LoadFactory
-    percentiles: Sequence[float]
-    metrics: tuple[str, ...]
     output: Output
     _signal: int | None = field(default=None, init=False)
     _server_died: bool = field(default=False, init=False)
@@ -120,7 +102,7 @@ class BenchRun:
         run_dir = self._directory()
         run_dir.write_run_json({"name": f"bench {self.name}", **provenance(command_line())})
         with launch_progress(quiet=self.output.quiet) as on_launch:
-            session = MeasuredSession(recipe or target, run_dir, on_progress=on_launch)
+            session = MeasuredSession(recipe or target, run_dir, options=self.server.launch, on_progress=on_launch)
             result = session.run(lambda server: self._load(server, run_dir), judge=lambda _: self._judge(run_dir))
         self._server_died = result.server_died
         return self._report(run_dir)
@@ -138,12 +120,12 @@ class BenchRun:
         choice = self.server
         target = ask_server(
             server.base_url,
-            model=choice.model,
+            model=choice.model if choice.recipe is None else None,
             api_key=choice.api_key,
             headers=choice.headers,
             verify_tls=choice.verify_tls,
         )
-        run_dir.write_run_json({"target": target.as_dict()})
+        run_dir.write_run_json({"target": target.as_dict(), "backend": choice.backend})
         spec = self.load.spec(self.name, choice.endpoint(server.base_url, target.model), target)
         with LoadProgress(quiet=self.output.quiet) as progress:
             return run_in_loop(self._run_load(spec, run_dir, progress, server))
@@ -177,36 +159,11 @@ class BenchRun:
         return Validity(summary["validity"]), list(summary["reasons"])
 
     def _summarize(self, run_dir: RunDirectory) -> dict[str, Any]:
-        return summarize(run_dir, percentiles=self.percentiles, extra=server_side_figures(run_dir))
+        return summarize(run_dir, percentiles=self.output.percentiles, extra=server_side_figures(run_dir))
 
     def _report(self, run_dir: RunDirectory) -> int:
         summary = self._summarize(run_dir)  # again: now it carries the verdict the run was sealed with
-        write_report(run_dir, summary)
-        tables = bench_tables(summary, str(run_dir.report_html))
-        output = self.output
-        if output.json:
-            result = vllm_result(
-                run_dir,
-                summary,
-                backend=self.server.backend,
-                label=output.label,
-                metadata=output.metadata,
-                metrics=self.metrics,
-                percentiles=tuple(self.percentiles),
-                detailed=output.detailed,
-            )
-            text = json.dumps(result, indent=2, allow_nan=False) + "\n"
-            for path in output.json:
-                _write(path, text)
-        if output.markdown is not None:
-            _write(output.markdown, markdown(tables))
-        if output.junit is not None:
-            _write(output.junit, junit(summary))
-        if output.step_summary is not None:
-            with output.step_summary.open("a", encoding="utf-8") as file:
-                file.write(markdown(tables) + "\n")
-        if not output.quiet and "-" not in (*map(str, output.json), output.markdown):
-            print_tables(tables, Console())
+        publish(run_dir, summary, self.output)
         return self._status(summary)
 
     def _status(self, summary: Mapping[str, Any]) -> int:
@@ -222,11 +179,3 @@ class BenchRun:
 
 def _set_from_thread(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     loop.call_soon_threadsafe(stop.set)
-
-
-def _write(path: str | Path, text: str) -> None:
-    if str(path) == "-":
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    else:
-        write_text(Path(path), text)

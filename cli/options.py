@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
@@ -18,11 +19,13 @@ __all__ = [
     "OutputDirOption",
     "QuietOption",
     "SeedOption",
+    "check_outputs",
     "check_writable",
     "parse_pairs",
     "parse_percentiles",
     "parse_rate",
     "split_multiple",
+    "step_summary",
 ]
 
 OUTPUT = "Output"
@@ -53,7 +56,7 @@ QuietOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Same seed: same prompts, order and arrivals.")]
 
-MULTIPLE: Final = frozenset({"--goodput", "--header", "--metadata"})
+MULTIPLE: Final = frozenset({"--goodput", "--header", "--metadata", "--set"})
 """Options that `vllm bench serve` lets take several values after one flag."""
 
 
@@ -133,3 +136,17 @@ def check_writable(flag: str, path: str | Path | None) -> None:
             pass
     except OSError as error:
         raise UsageError(f"{flag} {path}: {error.strerror}") from None
+
+
+def check_outputs(json_path: str | None, markdown: str | None, junit: Path | None) -> None:
+    """Refuse output files that cannot be written, and two formats for one standard output."""
+    for flag, path in (("--json", json_path), ("--markdown", markdown), ("--junit", junit)):
+        check_writable(flag, path)
+    if json_path == "-" and markdown == "-":
+        raise UsageError("--json - and --markdown - both want standard output; give one of them a path")
+
+
+def step_summary() -> Path | None:
+    """The page that a CI job of GitHub's shows, where there is one."""
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    return Path(path) if path else None

@@ -1,0 +1,62 @@
+"""`atom get`: one figure of a run, for scripts."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from atom.bench.rundir import RunDirectory
+from atom.bench.summary import summarize
+from atom.cli.server_side import server_side_figures
+from atom.recipes.errors import RunError, UsageError
+
+__all__ = ["get"]
+
+
+def get(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    metric: Annotated[str, typer.Argument(metavar="METRIC", help="A figure of summary.json, or validity.")],
+    with_unit: Annotated[bool, typer.Option("--unit", help="Print the unit after the value.")] = False,
+) -> int:
+    """Print one figure of a run, as a plain number.
+
+    METRIC is a name in summary.json (p99_ttft_ms, output_throughput, gen2_share, …); ttft_p99 is understood too, and
+    so is any field of its head, such as validity. Fractions are 0..1. Exit status 1 if it was not measured.
+
+    Example: test $(atom get RUN failed) -eq 0
+    """
+    run_dir = RunDirectory.open(run)
+    if run_dir.summary_json.is_file():
+        summary = run_dir.read_summary()
+    else:
+        summary = summarize(run_dir, extra=server_side_figures(run_dir), write=False)
+    if isinstance(summary.get(metric), str):
+        typer.echo(summary[metric])
+        return 0
+    name = _resolve(metric, summary["figures"])
+    figure = summary["figures"][name]
+    if figure["value"] is None:
+        raise RunError(f"{name} was not measured in {run}")
+    value = figure["value"]
+    text = str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(value)
+    typer.echo(f"{text} {figure['unit']}" if with_unit else text)
+    return 0
+
+
+def _resolve(metric: str, figures: Mapping[str, Any]) -> str:
+    """The figure's name: as it is, without its unit, or with the statistic at the end."""
+    statistic = re.fullmatch(r"(\w+?)_(mean|median|std|p[\d.]+)(_ms)?", metric)
+    names = [metric, f"{metric}_ms"]
+    if statistic is not None:
+        names.append(f"{statistic[2]}_{statistic[1]}_ms")
+    for name in names:
+        if name in figures:
+            return name
+    close = difflib.get_close_matches(metric, figures, n=4, cutoff=0.4)
+    hint = f"; did you mean {', '.join(close)}?" if close else ""
+    raise UsageError(f"METRIC {metric!r} is no figure of this run{hint} (all of them: summary.json)")

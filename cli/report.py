@@ -1,0 +1,50 @@
+"""`atom report`: tables and report page from a run directory, again, also of a run that was killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atom.bench.rundir import RunDirectory
+from atom.bench.summary import summarize
+from atom.cli import options as opt
+from atom.cli.publish import Output, publish
+from atom.cli.server_side import server_side_figures
+
+__all__ = ["report"]
+
+
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    metric_percentiles: Annotated[str, typer.Option(help="Percentiles to compute.")] = "50,90,95,99",
+    json_path: opt.JsonOption = None,
+    markdown: opt.MarkdownOption = None,
+    junit: opt.JunitOption = None,
+    save_detailed: Annotated[
+        bool, typer.Option("--save-detailed", help="Per-request lists in the JSON.", rich_help_panel=opt.OUTPUT)
+    ] = False,
+    quiet: opt.QuietOption = False,
+) -> int:
+    """Sum up a run directory again: summary.json, report.html and the tables.
+
+    Works on whatever was recorded, so also on a run that was killed; a sealed run keeps its verdict.
+
+    Example: atom report atom-runs/20261130-120000-random --markdown table.md
+    """
+    opt.check_outputs(json_path, markdown, junit)
+    percentiles = opt.parse_percentiles(metric_percentiles)
+    run_dir = RunDirectory.open(run)
+    summary = summarize(run_dir, percentiles=percentiles, extra=server_side_figures(run_dir))
+    output = Output(
+        json=[json_path] if json_path is not None else [],
+        markdown=markdown,
+        junit=junit,
+        step_summary=opt.step_summary(),
+        detailed=save_detailed,
+        percentiles=percentiles,
+        quiet=quiet,
+    )
+    publish(run_dir, summary, output)
+    return 0
