@@ -66,11 +66,15 @@ class BlockPool:
             if shortfall > len(self._cached):
                 return None
             self._evict(shortfall)
-        blocks = [vacant.pop() for _ in range(count)]
         ref_counts = self._ref_counts
+        self.num_used += count
+        if count == 1:  # a decoding sequence: most calls
+            block = vacant.pop()
+            ref_counts[block] = 1
+            return [block]
+        blocks = [vacant.pop() for _ in range(count)]
         for block in blocks:
             ref_counts[block] = 1
-        self.num_used += count
         return blocks
 
     def _evict(self, count: int) -> None:

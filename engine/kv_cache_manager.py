@@ -46,27 +46,32 @@ class KVCacheManager:
         """
         if not self.enable_prefix_caching or seq.params.prompt_logprobs is not None:
             return []
+        most = (len(seq.tokens) - 1) >> self._shift
+        self._hash_blocks(seq, most)
         blocks: list[int] = []
-        for index in range((len(seq.tokens) - 1) >> self._shift):
-            block = self.pool.lookup(self._block_hash(seq, index))
+        lookup = self.pool.lookup
+        for digest in seq.block_hashes[:most]:
+            block = lookup(digest)
             if block is None:
                 break
             blocks.append(block)
         return blocks
 
-    def _block_hash(self, seq: Sequence, index: int) -> bytes:
-        """Hash of block `index`, whose tokens are all known. Hashes are computed once per sequence, in order."""
-        hashes = seq.block_hashes
-        while len(hashes) <= index:
-            start = len(hashes) << self._shift
-            token_bytes = seq.tokens[start : start + self.block_size].tobytes()
-            hashes.append(hash_block(hashes[-1] if hashes else _ROOT, token_bytes))
-        return hashes[index]
+    def _hash_blocks(self, seq: Sequence, count: int) -> None:
+        """Have the hashes of the first `count` blocks, all of whose tokens are known. Each is computed once."""
+        hashes, tokens, size = seq.block_hashes, seq.tokens, self.block_size
+        parent = hashes[-1] if hashes else _ROOT
+        for start in range(len(hashes) * size, count * size, size):
+            parent = hash_block(parent, tokens[start : start + size].tobytes())
+            hashes.append(parent)
 
     def allocate_slots(self, seq: Sequence, num_tokens: int) -> list[int] | None:
         """Give `seq` the blocks it lacks for its first `num_tokens` tokens; None, and no change, when there are too
         few. Returns the new ones."""
-        new = self.pool.allocate(((num_tokens + self.block_size - 1) >> self._shift) - len(seq.block_ids))
+        count = self.blocks_for(num_tokens) - len(seq.block_ids)
+        if count <= 0:
+            return []
+        new = self.pool.allocate(count)
         if new is not None:
             seq.block_ids += new
         return new
@@ -91,11 +96,14 @@ class KVCacheManager:
 
     def publish(self, seq: Sequence, num_computed: int) -> None:
         """Let others find the full blocks among the first `num_computed` tokens, all of them known and computed."""
-        if not self.enable_prefix_caching:
+        first, end = seq.num_published, num_computed >> self._shift
+        if end <= first or not self.enable_prefix_caching:
             return
-        for index in range(seq.num_published, num_computed >> self._shift):
-            self.pool.publish(seq.block_ids[index], self._block_hash(seq, index))
-            seq.num_published = index + 1
+        if len(seq.block_hashes) < end:
+            self._hash_blocks(seq, end)
+        for index in range(first, end):
+            self.pool.publish(seq.block_ids[index], seq.block_hashes[index])
+        seq.num_published = end
 
     def next_publication(self, seq: Sequence) -> int:
         """Number of computed tokens at which `publish` has something to do again."""
@@ -105,7 +113,6 @@ class KVCacheManager:
         """Take all blocks back; published ones stay findable until they are needed."""
         self.pool.release(seq.block_ids)
         seq.block_ids = []
-        seq.num_published = 0
 
     def reset_prefix_cache(self) -> int:
         """Forget all published contents. Running sequences are not disturbed."""

@@ -227,6 +227,7 @@ class Scheduler:
             elif seq.decode_limit == NOT_DECODING:
                 self._schedule_chunk(seq, plan)
             elif position < seq.max_total - 1:
+                # Decoding has reached the end of its last block.
                 blocks = self._allocate_or_preempt(seq, position + 1)
                 if blocks is not None:
                     plan.new_block_ids[seq.seq_id] = blocks

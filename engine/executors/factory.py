@@ -1,4 +1,4 @@
-"""From the configured executor kind to an executor. Modules are imported when wanted: a simulated run needs no torch."""
+"""From the configured executor kind to an executor. Modules are imported when wanted: simulated runs need no torch."""
 
 from __future__ import annotations
 
