@@ -8,7 +8,7 @@ from typing import Final
 
 from atom.engine.errors import RequestError
 from atom.engine.loading.chat_template import ChatTemplate
-from atom.engine.loading.tokenizer_base import Tokenizer, encodable
+from atom.engine.loading.tokenizer_base import MAX_ID, Tokenizer, encodable
 
 NUM_BYTES: Final = 256
 BOS_ID: Final = 256
@@ -22,8 +22,8 @@ _TEMPLATE: Final = (
 
 
 class ByteTokenizer(Tokenizer):
-    """Ids 0..255 are bytes, 256..258 special. Larger ids below `vocab_size` stand for the byte `id % 256`, so that the
-    output of a simulated or dummy model of any vocabulary can be shown."""
+    """Ids 0..255 are bytes, 256..258 special. Any larger id stands for the byte `id % 256`, so that the output of a
+    simulated or dummy model of any vocabulary can be shown; `vocab_size` says how many ids that model has."""
 
     is_byte_level = True
 
@@ -49,17 +49,16 @@ class ByteTokenizer(Tokenizer):
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         pieces: list[bytes] = []
         for token_id in token_ids:
-            if token_id in _SPECIAL:
-                if not skip_special_tokens:
-                    pieces.append(_SPECIAL[token_id].encode())
-            elif not 0 <= token_id < 1 << 32:
-                raise RequestError("token ids must be from 0 to 4294967295")
-            elif token_id < self.vocab_size:
+            if not 0 <= token_id <= MAX_ID:
+                raise RequestError(f"token ids must be from 0 to {MAX_ID}")
+            if token_id not in _SPECIAL:
                 pieces.append(bytes((token_id % NUM_BYTES,)))
+            elif not skip_special_tokens:
+                pieces.append(_SPECIAL[token_id].encode())
         return b"".join(pieces).decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        if token_id in _SPECIAL or not 0 <= token_id < self.vocab_size:
+        if token_id in _SPECIAL or not 0 <= token_id <= MAX_ID:
             return None
         return bytes((token_id % NUM_BYTES,))
 

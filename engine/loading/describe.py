@@ -43,7 +43,7 @@ def describe_model(model: str, load_format: LoadFormat = "auto") -> ModelDescrip
         file = GGUFFile(source.path)
         return describe_gguf(source, file)
     if source.kind == "preset":
-        config = preset_config(source.path)
+        config = preset_config(source.name)
         return _describe(source, config, (EOS_ID,))
     path = source.path / "config.json"
     return _describe(source, transformer_config(read_json(path), str(path)), hf_eos_token_ids(source.path))

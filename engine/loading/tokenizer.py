@@ -23,7 +23,8 @@ from atom.engine.loading.eos import gguf_eos_token_ids, hf_eos_token_ids
 from atom.engine.loading.gguf_file import GGUFFile
 from atom.engine.loading.gguf_tokenizer import build_gguf_tokenizer
 from atom.engine.loading.source import PRESET_PREFIX, read_json_if_present, read_text, resolve_model
-from atom.engine.loading.tokenizer_base import Tokenizer, encodable
+from atom.engine.loading.tokenizer_base import MAX_ID, Tokenizer, encodable
+from atom.engine.models.presets import preset_config
 
 __all__ = ["BYTE_TOKENIZER", "HFTokenizer", "Tokenizer", "gguf_tokenizer", "load_tokenizer"]
 
@@ -63,7 +64,7 @@ class HFTokenizer(Tokenizer):
         try:
             text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         except OverflowError:
-            raise RequestError("token ids must be from 0 to 4294967295") from None
+            raise RequestError(f"token ids must be from 0 to {MAX_ID}") from None
         return text
 
     def token_bytes(self, token_id: int) -> bytes | None:
@@ -100,8 +101,10 @@ def load_tokenizer(
     override = None
     if chat_template is not None:
         override = ChatTemplate(read_text(Path(chat_template)), f"--chat-template {chat_template}")
-    if tokenizer == BYTE_TOKENIZER or (tokenizer is None and model.startswith(PRESET_PREFIX)):
+    if tokenizer == BYTE_TOKENIZER:
         return ByteTokenizer(vocab_size or 0, override)
+    if tokenizer is None and model.startswith(PRESET_PREFIX):
+        return ByteTokenizer(vocab_size or preset_config(model.removeprefix(PRESET_PREFIX)).vocab_size, override)
     folder = Path(tokenizer or model).expanduser()
     if (folder / "tokenizer.json").is_file():  # a directory of a tokenizer alone has no config.json
         return _load_hf(folder, override, vocab_size)

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from atom.engine.errors import RequestError
 from atom.engine.loading.chat_template import ChatTemplate
+
+MAX_ID: Final = (1 << 32) - 1
+"""Of any token; the `tokenizers` library has 32-bit ids."""
 
 
 class Tokenizer(abc.ABC):

@@ -120,11 +120,6 @@ class TransformerConfig:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         return self.num_layers * layer + embeddings + self.hidden_size
 
-    @property
-    def kv_bytes_per_token_f32(self) -> int:
-        """Bytes of keys and values of one token over all layers, in float32."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * 4
-
     def validate(self, origin: str) -> None:
         """Check relations between fields; raises `ModelLoadError` starting with `origin`."""
         if self.num_heads % self.num_kv_heads:

@@ -3,7 +3,6 @@ Each value is the model's config.json as far as `engine/models/config.py` reads 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Final
 
 from atom.engine.errors import ModelLoadError
@@ -72,9 +71,9 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def preset_config(name: str | Path) -> TransformerConfig:
+def preset_config(name: str) -> TransformerConfig:
     """The architecture called `name`. Raises `ModelLoadError` listing what there is."""
-    raw = PRESETS.get(str(name))
+    raw = PRESETS.get(name)
     if raw is None:
         raise ModelLoadError(f"model preset:{name}: no such preset; there are {', '.join(PRESETS)}")
     return transformer_config(raw, f"preset:{name}")

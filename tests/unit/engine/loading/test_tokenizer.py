@@ -256,10 +256,11 @@ def test_byte_tokenizer() -> None:
 
 
 def test_byte_tokenizer_of_a_larger_vocabulary() -> None:
-    tokenizer = load_tokenizer("preset:qwen3-8b", vocab_size=151_936)
+    assert load_tokenizer("preset:qwen3-8b", vocab_size=999).vocab_size == 999
+    tokenizer = load_tokenizer("preset:qwen3-8b")
     assert tokenizer.vocab_size == 151_936
     assert tokenizer.token_bytes(256 * 400 + 65) == b"A"
-    assert tokenizer.decode([256 * 400 + 65, 66, 151_936]) == "AB"
+    assert tokenizer.decode([256 * 400 + 65, 66]) == "AB"
 
 
 @pytest.mark.parametrize("pre_tokenizer", ["gpt-2", "qwen2", "llama-bpe", "smollm"])
