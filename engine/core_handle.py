@@ -22,7 +22,7 @@ LOG_TAIL_LINES: Final = 20
 LOG_LINE_BYTES: Final = 2000
 
 
-class CoreProcess:
+class CoreHandle:
     """A running core. Its stdout and stderr pass through to our stderr; the last lines are kept for the error message
     of a core that dies."""
 
@@ -115,7 +115,7 @@ def _environment(config_json: str) -> dict[str, str]:
     return {**os.environ, CONFIG_VARIABLE: config_json, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
-def wait_all(processes: Sequence[CoreProcess], timeout: float) -> bool:
+def wait_all(processes: Sequence[CoreHandle], timeout: float) -> bool:
     """Whether all exited within `timeout` seconds together."""
     deadline = time.monotonic() + timeout
     return all(process.wait(deadline - time.monotonic()) for process in processes)

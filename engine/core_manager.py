@@ -27,7 +27,7 @@ import zmq
 from atom.engine.api_sequence import ApiSequence, OutputCallback, pack_token_ids
 from atom.engine.config import EngineConfig
 from atom.engine.core_channel import CoreChannel
-from atom.engine.core_handle import CORE_COMMAND, CoreProcess, wait_all
+from atom.engine.core_handle import CORE_COMMAND, CoreHandle, wait_all
 from atom.engine.core_receiver import receive_until_exit
 from atom.engine.errors import EngineDeadError, OutputsNotConsumedError, QueueFullError
 from atom.engine.messages import (
@@ -79,7 +79,7 @@ class CoreManager:
         self.consumes_outputs_queue = True
         """Whether somebody reads finished sequences. `deliver_through_callbacks` clears it."""
         self.outputs_queue: queue.SimpleQueue[_SequenceBatch | None] = queue.SimpleQueue()
-        self.engines: list[CoreProcess] = []
+        self.engines: list[CoreHandle] = []
         self.latest_stats: list[SchedulerStats] = []
         """One per engine, as of its last step that carried any."""
         self.on_step: Callable[[StepOutputs], None] | None = None
@@ -136,7 +136,7 @@ class CoreManager:
         for index, input_address in enumerate(channel.input_addresses):
             addresses = ["--input", input_address, "--output", channel.output_address]
             command = [*self._core_command, *addresses, "--index", str(index)]
-            self.engines.append(CoreProcess(command, index, config_json))
+            self.engines.append(CoreHandle(command, index, config_json))
             self.latest_stats.append(SchedulerStats())
         self._output_thread = threading.Thread(
             target=self._run_output_thread, args=(channel,), name="EngineCoreOutput", daemon=True
@@ -368,7 +368,7 @@ class CoreManager:
 
     def call(self, method: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S) -> Any:
         """Run a named operation on the core and return its value. Raises `TimeoutError`, `EngineDeadError`, or
-        `AtomEngineError` with the core's message."""
+        `AtomEngineError` with the core's message. Blocks: an event loop uses `call_async`."""
         call_id, future = self._begin_call(method, args)
         try:
             return future.result(timeout)

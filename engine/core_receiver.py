@@ -9,7 +9,7 @@ import msgspec
 import zmq
 
 from atom.engine.core_channel import CoreChannel
-from atom.engine.core_handle import CoreProcess
+from atom.engine.core_handle import CoreHandle
 from atom.engine.messages import CoreOutput
 
 MESSAGES_PER_POLL: Final = 8
@@ -22,7 +22,7 @@ Handler = Callable[[CoreOutput], str | None]
 """Takes a message; returns the reason to give up, or None to go on."""
 
 
-def receive_until_exit(channel: CoreChannel, engines: Sequence[CoreProcess], handle: Handler) -> str:
+def receive_until_exit(channel: CoreChannel, engines: Sequence[CoreHandle], handle: Handler) -> str:
     """Pass every message to `handle` until one of the cores has exited or `handle` gives up. Returns the reason."""
     poller = zmq.Poller()
     poller.register(channel.output, zmq.POLLIN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -92,6 +92,7 @@ SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTES], ids=["bpe", "bytes"])
+@settings(deadline=None)
 @given(data=st.data(), sizes=SIZES, skip=st.booleans())
 def test_by_table_equals_decode_for_any_ids(
     tokenizer: HFTokenizer | ByteTokenizer, data: st.DataObject, sizes: list[int], skip: bool
@@ -101,11 +102,13 @@ def test_by_table_equals_decode_for_any_ids(
     assert in_pieces(tokenizer, ids, sizes, skip) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
+@settings(deadline=None)
 @given(text=st.text(max_size=60), sizes=SIZES)
 def test_by_table_gives_back_the_text(text: str, sizes: list[int]) -> None:
     assert in_pieces(BYTE_LEVEL, BYTE_LEVEL.encode(text), sizes, True) == text
 
 
+@settings(deadline=None)
 @given(text=st.text(alphabet="the quick fox,.é日🙂", max_size=60), sizes=SIZES, skip=st.booleans())
 def test_by_window_equals_decode(text: str, sizes: list[int], skip: bool) -> None:
     assert not factory_of(METASPACE).by_table
@@ -113,11 +116,13 @@ def test_by_window_equals_decode(text: str, sizes: list[int], skip: bool) -> Non
     assert in_pieces(METASPACE, ids, sizes, skip) == METASPACE.decode(ids, skip_special_tokens=skip)
 
 
+@settings(deadline=None)
 @given(ids=st.lists(st.integers(0, 10), max_size=40), sizes=SIZES, skip=st.booleans())
 def test_word_pieces_equal_decode(ids: list[int], sizes: list[int], skip: bool) -> None:
     assert in_pieces(WORDS, ids, sizes, skip) == WORDS.decode(ids, skip_special_tokens=skip)
 
 
+@settings(deadline=None)
 @given(ids=st.lists(st.sampled_from([0, 1, 258, 259, 260, 270, 272]), max_size=40), sizes=SIZES, skip=st.booleans())
 def test_special_tokens_do_not_eat_the_space_of_the_next_word(ids: list[int], sizes: list[int], skip: bool) -> None:
     assert in_pieces(METASPACE, ids, sizes, skip) == METASPACE.decode(ids, skip_special_tokens=skip)
@@ -172,6 +177,7 @@ def test_embedded_model() -> None:
     factory = factory_of(tokenizer)
     assert isinstance(factory.create(True), ByteDetokenizer)
 
+    @settings(deadline=None)
     @given(ids=st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=30), sizes=SIZES, skip=st.booleans())
     def any_ids(ids: list[int], sizes: list[int], skip: bool) -> None:
         assert in_pieces(tokenizer, ids, sizes, skip) == tokenizer.decode(ids, skip_special_tokens=skip)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atom.engine.detokenizer import DetokenizerFactory
@@ -27,6 +27,7 @@ def reference(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text[:start], stop
 
 
+@settings(deadline=None)
 @given(
     text=st.text("ab", max_size=30),
     stops=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4),
