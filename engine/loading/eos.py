@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ from atom.engine.errors import ModelLoadError
 from atom.engine.loading.source import read_json, read_json_if_present
 
 MAX_EOS_IDS: Final = 64
+_ID: Final = re.compile(r"[0-9]{1,10}")
 
 
 def hf_eos_token_ids(folder: Path) -> tuple[int, ...]:
@@ -55,11 +57,12 @@ def _tokenizer_eos_id(folder: Path) -> int | None:
     decoder = config.get("added_tokens_decoder")
     if isinstance(decoder, dict):
         for key, entry in decoder.items():
-            if isinstance(entry, dict) and entry.get("content") == token and key.isdecimal():
+            if isinstance(entry, dict) and entry.get("content") == token and _ID.fullmatch(key):
                 return int(key)
     backend = folder / "tokenizer.json"
     if backend.exists():
-        for entry in read_json(backend).get("added_tokens") or []:
+        added = read_json(backend).get("added_tokens")
+        for entry in added if isinstance(added, list) else []:
             if isinstance(entry, dict) and entry.get("content") == token and type(entry.get("id")) is int:
                 return int(entry["id"])
     return None

@@ -33,7 +33,10 @@ def resolve_model(model: str, load_format: LoadFormat = "auto") -> ModelSource:
 
     Raises `ModelLoadError` when nothing is there, or when it is not of the format that `load_format` demands.
     """
-    source = _find(model)
+    try:
+        source = _find(model)
+    except (OSError, RuntimeError) as error:  # a name too long, a directory without permission, ~nobody-of-that-name
+        raise ModelLoadError(f"{model[:200]!r} cannot be looked up: {error}") from None
     if load_format in ("hf", "gguf") and source.kind != load_format:
         raise ModelLoadError(f"--load-format {load_format} does not fit the model {model!r}, which is {source.kind}")
     return source
@@ -58,8 +61,7 @@ def _find(model: str) -> ModelSource:
             return ModelSource("gguf", path, path.stem)
         raise ModelLoadError(f"{path}: not a .gguf file; for safetensors give the directory that holds config.json")
     raise ModelLoadError(
-        f"model {model!r} was not found: give a Hugging Face directory, a .gguf file or 'embedded' "
-        "(nothing is downloaded)"
+        f"{model!r} was not found: give a Hugging Face directory, a .gguf file or 'embedded' (nothing is downloaded)"
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
+from atom.engine.config import EMBEDDED_MODEL
 from atom.engine.errors import ModelLoadError, RequestError
 from atom.engine.loading.byte_tokenizer import ByteTokenizer
 from atom.engine.loading.chat_template import ChatTemplate
@@ -105,20 +106,22 @@ def load_tokenizer(
         return ByteTokenizer(vocab_size or 0, override)
     if tokenizer is None and model.startswith(PRESET_PREFIX):
         return ByteTokenizer(vocab_size or preset_config(model.removeprefix(PRESET_PREFIX)).vocab_size, override)
-    folder = Path(tokenizer or model).expanduser()
-    if (folder / "tokenizer.json").is_file():  # a directory of a tokenizer alone has no config.json
-        return _load_hf(folder, override, vocab_size)
-    source = resolve_model(tokenizer or model)
+    name = tokenizer or model
+    if name != EMBEDDED_MODEL and (Path(name) / "tokenizer.json").is_file():  # needs no config.json beside it
+        return _load_hf(Path(name), override, vocab_size)
+    source = resolve_model(name)
     if source.kind == "hf":
-        raise ModelLoadError(
-            f"{source.path}: has no tokenizer.json (a tokenizer.model alone is not supported); "
-            f"give --tokenizer a directory that has one, or --tokenizer {BYTE_TOKENIZER}"
-        )
+        return _load_hf(source.path, override, vocab_size)
     return gguf_tokenizer(GGUFFile(source.path), override, vocab_size)
 
 
 def _load_hf(folder: Path, override: ChatTemplate | None, vocab_size: int | None) -> HFTokenizer:
     path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelLoadError(
+            f"{folder}: has no tokenizer.json (a tokenizer.model alone is not supported); "
+            f"give --tokenizer a directory that has one, or --tokenizer {BYTE_TOKENIZER}"
+        )
     if path.stat().st_size > MAX_TOKENIZER_BYTES:
         raise ModelLoadError(f"{path}: more than {MAX_TOKENIZER_BYTES} bytes")
     try:

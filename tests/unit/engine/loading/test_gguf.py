@@ -20,9 +20,10 @@ from atom.engine.loading.describe import describe_model
 from atom.engine.loading.embedded import EMBEDDED_NAME, embedded_model_path
 from atom.engine.loading.gguf import gguf_config
 from atom.engine.loading.gguf_file import GGUFFile
-from atom.engine.loading.tokenizer import gguf_tokenizer
+from atom.engine.loading.tokenizer import gguf_tokenizer, load_tokenizer
 from atom.engine.loading.weights import LoadedModel, load_model
 from atom.engine.models.config import TransformerConfig, transformer_config
+from atom.engine.models.dense_attention import DenseAttention
 from tests.tiny_models import IM_END, tiny_config, tiny_weights, write_gguf
 
 
@@ -257,6 +258,20 @@ def test_embedded_model(embedded_model: Path) -> None:
     assert gguf_config(file) == described.config
     loaded = load_model(ModelConfig(dtype="bfloat16"))
     assert loaded.model.embed_vd.shape == (49152, 576)
+
+
+@pytest.mark.embedded_model
+def test_embedded_model_knows_the_capital_of_france(embedded_model: Path) -> None:
+    loaded, tokenizer = load_model(ModelConfig()), load_tokenizer("embedded")
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.encode(tokenizer.apply_chat_template(question), add_special_tokens=False)
+    answer = tokenizer.encode("The capital of France is Paris.<|im_end|>")
+    tokens = torch.tensor(prompt + answer)
+    with torch.inference_mode():
+        hidden = loaded.model.forward(tokens, torch.arange(len(tokens)), DenseAttention().step({0: len(tokens)}))
+        choices = loaded.model.compute_logits(hidden[len(prompt) - 1 : -1]).argmax(-1)
+    assert choices.tolist() == answer
+    assert answer[-1] in loaded.eos_token_ids
 
 
 @pytest.mark.embedded_model

@@ -197,8 +197,15 @@ def test_broken_directories_give_one_clear_error(fault: str, folder: Path) -> No
 
 
 def test_no_such_model() -> None:
-    with pytest.raises(ModelLoadError, match="model '/nowhere' was not found: give a Hugging Face directory"):
+    with pytest.raises(ModelLoadError, match="'/nowhere' was not found: give a Hugging Face directory"):
         load(Path("/nowhere"))
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "~nobody-of-that-name/x", "", "/", "preset:", "/etc/passwd"])
+def test_names_that_are_no_model(name: str) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        describe_model(name)
+    assert len(str(caught.value)) < 6000
 
 
 def test_load_format_must_fit(tiny_llama: Path) -> None:

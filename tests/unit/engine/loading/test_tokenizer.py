@@ -210,6 +210,12 @@ def test_tokenizer_of_another_directory(tmp_path: Path, tiny_llama: Path) -> Non
     assert tokenizer.apply_chat_template([]) == "other"
 
 
+def test_eos_with_damaged_added_tokens(folder: Path) -> None:
+    (folder / "generation_config.json").unlink()
+    set_config(folder, added_tokens_decoder={"9" * 5000: {"content": "<|im_end|>"}, "x": {"content": "<|im_end|>"}})
+    assert load_tokenizer(str(folder)).eos_token_ids == (IM_END,)
+
+
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda f: (f / "tokenizer.json").unlink(), "has no tokenizer.json"),
     "garbage": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer.json: is not a valid tokenizer"),
