@@ -159,7 +159,7 @@ def collect(records: Iterable[RequestRecord], slo_ms: Mapping[str, float]) -> Sa
 
 
 def is_supported(n: int, percentile: float) -> bool:
-    return n * (100 - percentile) / 100 >= MIN_BEYOND
+    return round(n * (100 - percentile), 6) >= 100 * MIN_BEYOND
 
 
 def distribution(name: str, values: Sequence[float] | array[float], percentiles: Sequence[float]) -> dict[str, Figure]:

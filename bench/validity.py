@@ -140,11 +140,11 @@ def _saturation(client: Client, figures: Mapping[str, Figure]) -> list[str]:
         lag, send_lag = _percentile(client.lag_ms, q), _percentile(client.send_lag_ms, q)
         if lag is not None and _exceeds(lag, shortest, floor_ms):
             reasons.append(
-                f"client saturated: its event loop was {lag:.1f} ms late at p{q:g}, where {shortest:.1f} ms are measured"
+                f"client saturated: its event loop was {lag:.1f} ms late at p{q:g}, {shortest:.1f} ms are measured"
             )
         if send_lag is not None and _exceeds(send_lag, ttft, floor_ms):
             reasons.append(
-                f"client saturated: requests were sent {send_lag:.1f} ms late at p{q:g}, where TTFT is {ttft:.1f} ms"
+                f"client saturated: requests were sent {send_lag:.1f} ms late at p{q:g}, TTFT is {ttft:.1f} ms"
             )
     return reasons
 

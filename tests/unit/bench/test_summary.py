@@ -1,0 +1,353 @@
+"""Summaries, verdicts and exports of run directories written by hand."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atom.bench.export import junit, vllm_result
+from atom.bench.metrics import Figure
+from atom.bench.records import Outcome, RequestRecord, read_records
+from atom.bench.report.page import write_report
+from atom.bench.report.series import MAX_POINTS, histogram, thin
+from atom.bench.rundir import RunDirectory, Validity
+from atom.bench.summary import summarize
+from atom.bench.validity import Client, Counts, judge
+
+S = 1_000_000_000
+MS = 1_000_000
+LOAD = {
+    "name": "random",
+    "model": "m",
+    "num_prompts": 4,
+    "request_rate": "inf",
+    "burstiness": 1.0,
+    "max_concurrency": 2,
+    "failed_request_threshold": 0.1,
+    "goodput_ms": {},
+    "source": {"random_input_len": 8, "random_output_len": 4, "random_range_ratio": 0.0},
+}
+
+VLLM_KEYS = {
+    *("date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts", "request_rate"),
+    *("burstiness", "max_concurrency", "duration", "completed", "failed", "total_input_tokens", "total_output_tokens"),
+    *("request_throughput", "request_goodput", "output_throughput", "total_token_throughput"),
+    *("max_output_tokens_per_s", "max_concurrent_requests", "rtfx"),
+    *(f"{how}_{what}_ms" for how in ("mean", "median", "std", "p99") for what in ("ttft", "tpot", "itl", "e2el")),
+}
+DETAILED_KEYS = {
+    *("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "generated_texts", "errors"),
+}
+
+
+def request(index: int, sent: int, outcome: str = Outcome.COMPLETED, **more: Any) -> RequestRecord:
+    """Sent at `sent` ms; four tokens, the first after 20 ms, then one each 10 ms."""
+    chunks = [(sent + 20 + 10 * i) * MS for i in range(4)]
+    fields: dict[str, Any] = {
+        "ready_ns": sent * MS,
+        "sent_ns": sent * MS,
+        "first_ns": chunks[0],
+        "last_ns": chunks[-1],
+        "end_ns": chunks[-1],
+        "chunk_ns": chunks,
+        "prompt_tokens": 8,
+        "input_len": 8,
+        "output_len": 4,
+        "output_tokens": 4,
+        "tokens_from": "usage",
+        **more,
+    }
+    if outcome == Outcome.FAILED:
+        fields |= {"error_class": "http_500", "error_message": "<boom> & \x1b[31m"}
+    return RequestRecord(index=index, outcome=outcome, **fields)
+
+
+def run_directory(
+    path: Path,
+    records: list[RequestRecord],
+    *,
+    ended: bool = True,
+    interrupted: bool = False,
+    load: dict[str, Any] | None = None,
+) -> RunDirectory:
+    run_dir = RunDirectory(path)
+    run_dir.write_run_json({"load": load or LOAD, "measured_start_ns": 0})
+    with run_dir.requests_writer() as writer:
+        for record in records:
+            writer.append_line(record.to_line())
+    with run_dir.client_writer() as writer:
+        writer.append({"kind": "measured_start", "t_ns": 0, "requests": len(records)})
+        window = {
+            "kind": "window",
+            "t_ns": S,
+            "start_ns": 0,
+            "cpu_share": 0.2,
+            "lag_ms": [0.5, 1.0],
+            "phase": "measured",
+        }
+        writer.append(window)
+        if ended:
+            busy = sum((r.end_ns or 0) - (r.sent_ns or 0) for r in records)
+            writer.append(
+                {
+                    "kind": "measured_end",
+                    "t_ns": 2 * S,
+                    "sent": len(records),
+                    "running_integral_ns": busy,
+                    "interrupted": interrupted,
+                }
+            )
+    return run_dir
+
+
+def values(summary: dict[str, Any]) -> dict[str, Any]:
+    return {name: figure["value"] for name, figure in summary["figures"].items()}
+
+
+def test_figures_of_a_small_run(tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", [request(i, 100 * i) for i in range(4)])
+    summary = summarize(run_dir)
+    got = values(summary)
+    assert (got["completed"], got["failed"], got["cancelled"], got["sent"]) == (4, 0, 0, 4)
+    assert (got["duration"], got["request_throughput"], got["output_throughput"]) == (2.0, 2.0, 8.0)
+    assert (got["total_token_throughput"], got["total_input_tokens"], got["total_output_tokens"]) == (24.0, 32, 16)
+    assert (got["mean_ttft_ms"], got["p99_itl_ms"], got["mean_tpot_ms"], got["mean_e2el_ms"]) == (20, 10, 10, 50)
+    assert (got["max_concurrent_requests"], got["max_output_tokens_per_s"], got["tokens_per_chunk"]) == (1, 16, 1)
+    assert got["mean_concurrency"] == pytest.approx(0.1)
+    assert "mean_ttft_scheduled_ms" not in got
+    assert (summary["validity"], summary["reasons"]) == ("valid", [])
+    assert [check["ok"] for check in summary["checks"]] == [True, True]
+    assert run_dir.read_summary()["figures"] == summary["figures"]
+
+
+def test_peak_counts_tokens_not_chunks(tmp_path: Path) -> None:
+    record = request(0, 0, output_tokens=40)
+    assert values(summarize(run_directory(tmp_path / "run", [record])))["max_output_tokens_per_s"] == 40
+
+
+def test_warmups_are_left_out(tmp_path: Path) -> None:
+    records = [request(0, 0, phase="warmup"), request(0, 100)]
+    run_dir = run_directory(tmp_path / "run", records)
+    assert values(summarize(run_dir))["completed"] == 1
+
+
+def test_killed_run_is_summed_up_to_its_last_record(tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", [request(i, 100 * i) for i in range(4)], ended=False)
+    with (run_dir.requests / "0.jsonl").open("a") as file:
+        file.write('{"index": 9, "phase": "measu')
+    summary = summarize(run_dir)
+    assert values(summary)["duration"] == pytest.approx(0.35)
+    assert values(summary)["completed"] == 4
+    assert summary["validity"] == "interrupted"
+    assert "did not come to its end" in summary["reasons"][0]
+    write_report(run_dir, summary)
+    assert run_dir.report_html.stat().st_size > 10_000
+
+
+def test_empty_run_directory_is_summed_up_too(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path / "run")
+    summary = summarize(run_dir)
+    assert (values(summary)["duration"], values(summary)["completed"]) == (0, 0)
+    write_report(run_dir, summary)
+
+
+def test_failures_beyond_the_threshold_are_no_evidence(tmp_path: Path) -> None:
+    records = [request(i, 100 * i, Outcome.FAILED if i == 0 else Outcome.COMPLETED) for i in range(4)]
+    summary = summarize(run_directory(tmp_path / "one", records))
+    assert summary["validity"] == "not valid"
+    assert "--failed-request-threshold" in summary["reasons"][0]
+    assert summary["errors"][0]["count"] == 1
+    lenient = summarize(run_directory(tmp_path / "two", records, load={**LOAD, "failed_request_threshold": 0.25}))
+    assert lenient["validity"] == "valid"
+
+
+def test_all_failed(tmp_path: Path) -> None:
+    summary = summarize(run_directory(tmp_path / "run", [request(i, i, Outcome.FAILED) for i in range(4)]))
+    assert summary["validity"] == "failed"
+    assert values(summary)["mean_ttft_ms"] is None
+
+
+def test_interrupted_run(tmp_path: Path) -> None:
+    records = [request(0, 0), request(1, 100, Outcome.CANCELLED)]
+    summary = summarize(run_directory(tmp_path / "run", records, interrupted=True))
+    assert summary["validity"] == "interrupted"
+    assert values(summary)["cancelled"] == 1
+
+
+def test_lost_request_is_found(tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", [request(i, 100 * i) for i in range(4)])
+    lines = (run_dir.requests / "0.jsonl").read_text().splitlines(keepends=True)
+    (run_dir.requests / "0.jsonl").write_text("".join(lines[:-1]))
+    summary = summarize(run_dir)
+    assert summary["validity"] == "not valid"
+    assert "unaccounted" in summary["reasons"][0]
+
+
+def test_sealed_run_keeps_its_verdict(tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", [request(0, 0)])
+    run_dir.seal(Validity.FAILED, ["the server died"])
+    summary = summarize(run_dir)
+    assert (summary["validity"], summary["reasons"]) == ("failed", ["the server died"])
+
+
+def client(cpu: float = 0.1, lag: float = 1.0, late: float = 1.0) -> Client:
+    return Client(cpu_share=cpu, lag_ms=[lag] * 100, send_lag_ms=[late] * 100)
+
+
+def verdict(condition: Client, *, ttft: float = 100.0, itl: float = 100.0) -> list[str]:
+    figures = {
+        f"p{q}_{name}_ms": Figure(value, "ms", 9, "")
+        for q in (50, 99)
+        for name, value in (("ttft", ttft), ("itl", itl))
+    }
+    return judge(
+        Counts(4, 4, 0, 0),
+        condition,
+        figures,
+        threshold=0.1,
+        interrupted=False,
+        ended=True,
+        latency_ms=50,
+        wall_s=2,
+        busy_ns=int(0.2 * S),
+    ).reasons
+
+
+def test_saturated_client_is_no_evidence() -> None:
+    assert verdict(client()) == []
+    assert "CPU" in verdict(client(cpu=0.97))[0]
+    assert "late" in verdict(client(lag=30))[0]
+    assert "sent" in verdict(client(late=30))[0]
+    assert verdict(client(lag=20)) == []  # a fifth of what is measured
+    assert verdict(client(lag=4), ttft=8, itl=8) == []  # timers are that late on an idle machine
+    assert len(verdict(client(lag=6), ttft=8, itl=8)) == 1
+
+
+def test_golden_keys_of_vllms_json(tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", [request(i, 100 * i) for i in range(4)])
+    result = vllm_result(run_dir, summarize(run_dir), backend="openai", metadata={"note": "x"})
+    assert set(result) == VLLM_KEYS | {"atom", "note"}
+    assert (result["completed"], result["request_rate"], result["mean_ttft_ms"]) == (4, "inf", 20)
+    assert isinstance(result["completed"], int)
+    assert isinstance(result["total_output_tokens"], int)
+    assert result["request_goodput"] is None
+    json.dumps(result, allow_nan=False)
+    detailed = vllm_result(run_dir, summarize(run_dir), backend="openai", detailed=True)
+    assert set(detailed) == VLLM_KEYS | DETAILED_KEYS | {"atom"}
+    assert detailed["ttfts"] == [0.02] * 4
+    assert detailed["itls"] == [pytest.approx([0.01] * 3)] * 4
+    assert detailed["output_lens"] == [4] * 4
+
+
+def test_goodput_is_requests_within_every_slo(tmp_path: Path) -> None:
+    run_dir = run_directory(
+        tmp_path / "run", [request(i, 100 * i) for i in range(4)], load={**LOAD, "goodput_ms": {"ttft": 30.0}}
+    )
+    assert values(summarize(run_dir))["request_goodput"] == 2.0
+
+
+def test_junit_is_xml_whatever_a_server_said(tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", [request(i, 100 * i, Outcome.FAILED) for i in range(4)])
+    root = ET.fromstring(junit(summarize(run_dir)))
+    assert root.attrib["failures"] == "2"
+    assert {case.attrib["name"] for case in root.iter("testcase")} == {
+        "accounting",
+        "littles_law",
+        "requests",
+        "evidence",
+    }
+    good = run_directory(tmp_path / "good", [request(i, 100 * i) for i in range(4)])
+    assert ET.fromstring(junit(summarize(good))).attrib["failures"] == "0"
+
+
+def test_report_cannot_be_broken_by_what_a_server_said(tmp_path: Path) -> None:
+    record = request(0, 0, Outcome.FAILED)
+    record.error_message = "</script><script>alert(1)</script><!--"
+    run_dir = run_directory(tmp_path / "run", [record, request(1, 100)])
+    write_report(run_dir, summarize(run_dir))
+    page = run_dir.report_html.read_text()
+    assert "</script><script>alert" not in page
+    assert page.count("<script>") == page.count("</script>") == 3
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_server_series_are_optional_and_tolerant(tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", [request(0, 0)])
+    lines: dict[str, list[object]] = {
+        "gc-api-7.jsonl": [
+            {"type": "hook"},
+            {"type": "pass", "start_ns": 5 * MS, "stop_ns": 8 * MS},
+            {"type": "pass"},
+            3,
+        ],
+        "metrics-api.jsonl": [
+            {"sent_ns": S, "latency_ns": 4 * MS, "error": None, "values": {"running": 3, "kv_usage": None}},
+            {"sent_ns": "x"},
+            {"sent_ns": S, "values": []},
+        ],
+        "process.jsonl": [
+            {"t_ns": 0, "pid": 7, "role": "api", "rss_bytes": 2**20, "cpu_s": 1.0},
+            {"t_ns": S, "pid": 7, "role": "api", "rss_bytes": 2**21, "cpu_s": 1.5},
+            {"t_ns": None},
+        ],
+    }
+    for name, entries in lines.items():
+        (run_dir.server / name).write_text("\n".join(json.dumps(entry) for entry in entries) + "\n{torn")
+    write_report(run_dir, summarize(run_dir))
+    page = run_dir.report_html.read_text()
+    data = json.loads(page.partition("const DATA = ")[2].partition(";</script>")[0])["series"]
+    assert data["gc"] == {"api-7": [[0.005, 3.0]]}
+    assert data["metrics"]["api"]["scrape_ms"] == [[1.0, 4.0]]
+    assert data["metrics"]["api"]["running"] == [[1.0, 3.0]]
+    assert data["process"]["api 7"] == {"rss_mb": [[0.0, 1.0], [1.0, 2.0]], "cores": [[1.0, 0.5]]}
+
+
+@given(st.lists(st.floats(0, 1e5), min_size=1, max_size=300))
+def test_histogram_loses_nothing(samples: list[float]) -> None:
+    import numpy as np
+
+    found = histogram(np.asarray(samples))
+    assert found is not None
+    assert sum(found["counts"]) + found["beyond"] == len(samples)
+
+
+def test_plots_are_bounded() -> None:
+    points = [[float(i), 0.0] for i in range(100_001)]
+    thinned = thin(points)
+    assert len(thinned) <= MAX_POINTS + 1
+    assert (thinned[0], thinned[-1]) == (points[0], points[-1])
+
+
+def test_records_survive_the_round_trip(tmp_path: Path) -> None:
+    record = request(3, 7, chunk_tokens=[1, 2, 3, 4], text="é", anomalies={"missing_done": 1}, lane=2, retries=1)
+    run_dir = run_directory(tmp_path / "run", [record])
+    assert list(read_records(run_dir)) == [record]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{}",
+        '{"index": "x"}',
+        '{"index": 1, "chunk_ns": [1.5]}',
+        '{"index": 1, "chunk_ns": [1], "chunk_tokens": [1, 2]}',
+        '{"index": 1, "sent_ns": "soon"}',
+        '{"index": 1, "error": "x"}',
+    ],
+)
+def test_foreign_lines_are_no_records(tmp_path: Path, line: str) -> None:
+    run_dir = RunDirectory(tmp_path / "run")
+    (run_dir.requests / "0.jsonl").write_text(line + "\n")
+    assert list(read_records(run_dir, None)) == []
+
+
+def test_unknown_fields_of_a_newer_minor_version_are_ignored(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path / "run")
+    (run_dir.requests / "0.jsonl").write_text('{"index": 1, "phase": "measured", "novel": 5}\n')
+    assert [record.index for record in read_records(run_dir)] == [1]
