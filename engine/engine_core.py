@@ -34,14 +34,17 @@ class EngineCore:
         self.config = config
         self.engine_index = engine_index
         self.executor = executor if executor is not None else create_executor(config)
-        num_blocks = self.executor.start()
-        facts = self.executor.info()
-        max_model_len = _fit_context(config, num_blocks, int(facts["max_model_len"]))
+        try:
+            num_blocks = self.executor.start()
+            facts = self.executor.info()
+            max_model_len = _fit_context(config, num_blocks, facts["max_model_len"])
+        except BaseException:
+            self.executor.shutdown()
+            raise
+        cache = config.cache
         self.scheduler = Scheduler(
             config.scheduler,
-            KVCacheManager(
-                num_blocks, config.cache.block_size, enable_prefix_caching=config.cache.enable_prefix_caching
-            ),
+            KVCacheManager(num_blocks, cache.block_size, enable_prefix_caching=cache.enable_prefix_caching),
             max_model_len=max_model_len,
             eos_token_ids=facts["eos_token_ids"],
             vocab_size=facts["vocab_size"],
@@ -50,7 +53,7 @@ class EngineCore:
             **facts,
             "max_model_len": max_model_len,
             "num_kv_blocks": num_blocks,
-            "block_size": config.cache.block_size,
+            "block_size": cache.block_size,
             "load_seconds": round(time.monotonic() - started, 3),
         }
         self._depth = self.executor.max_in_flight if config.scheduler.overlap else 1

@@ -2,7 +2,7 @@
 
 Results are fed to it directly: no executor, no sleeping, no process. One step is always in flight, as in a running
 engine, so step n+1 is scheduled before the tokens of step n are known. Sequences start at different lengths, so
-that in each step about 1/block_size of them fill a block and need the next. Prints a Markdown table, with medians, because other
+that in each step about 1/block_size of them fill a block and need the next. Prints a Markdown table of medians: other
 processes of the machine can only make a step slower.
 """
 
@@ -68,7 +68,8 @@ def measure(running: int, steps: int, prompt_len: int, prefix_caching: bool) -> 
         t1 = time.perf_counter_ns()
         scheduler.update(result)
         t2 = time.perf_counter_ns()
-        assert output is not None and len(output.seq_ids) == running
+        assert output is not None
+        assert len(output.seq_ids) == running
         in_flight = output
         schedule_ns.append(t1 - t0)
         update_ns.append(t2 - t1)

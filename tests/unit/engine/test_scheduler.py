@@ -280,7 +280,7 @@ def test_a_sequence_may_fill_the_whole_pool_alone() -> None:
     rig = Rig(blocks=3, max_num_seqs=2)
     rig.add(1, 5, max_tokens=None)
     rig.add(2, 5, max_tokens=None)
-    ended = {}
+    ended: dict[int, str] = {}
     for _ in range(40):
         if rig.scheduler.has_work:
             ended |= {end.seq_id: end.reason for end in rig.step().finished}
