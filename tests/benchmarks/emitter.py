@@ -25,6 +25,8 @@ MODELS = json.dumps(
     {"object": "list", "data": [{"id": "emitter", "object": "model", "max_model_len": 1 << 20}]}
 ).encode()
 
+OOPS = b'{"error":{"message":"the emitter was told to fail","code":500}}'
+
 
 def http_chunk(body: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(body), body)
@@ -75,6 +77,7 @@ class Emitter:
         self.tick_ns = int(options.tick_ms * 1e6)
         self.next_tick = time.monotonic_ns() + self.tick_ns
         self.chunks = 0
+        self.requests = 0
         self.stop = False
 
     def serve(self) -> None:
@@ -136,6 +139,10 @@ class Emitter:
                 connection, b"HTTP/1.1 %b\r\n%bContent-Length: %d\r\n\r\n%b" % (status, kind, len(answer), answer)
             )
             return
+        self.requests += 1
+        if self.options.error_every and self.requests % self.options.error_every == 0:
+            self.write(connection, b"HTTP/1.1 500 Oops\r\nContent-Length: %d\r\n\r\n%b" % (len(OOPS), OOPS))
+            return
         fields = json.loads(body)
         stream = Stream(len(fields.get("prompt") or fields["messages"]), int(fields["max_tokens"]), now)
         if self.options.full_rate:
@@ -196,6 +203,7 @@ def main() -> int:
     parser.add_argument("--log", help="JSON lines, one per request")
     parser.add_argument("--tick-ms", type=float, default=10.0)
     parser.add_argument("--full-rate", action="store_true")
+    parser.add_argument("--error-every", type=int, default=0, help="answer every N-th request with HTTP 500")
     options = parser.parse_args()
     emitter = Emitter(options)
 

@@ -1,0 +1,200 @@
+"""The shell of the command: exit statuses, one-line errors, lazy imports, options that vLLM users type."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from atom.cli import main as cli
+from atom.cli.options import check_writable, parse_pairs, parse_percentiles, parse_rate, split_multiple
+from atom.recipes.errors import AtomError, ExitStatus, GateError, InvalidRunError, RunError, ServerDiedError, UsageError
+
+SRC = str(Path(__file__).resolve().parents[3] / ".src")
+
+
+def atom(*arguments: str, code: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    program = ["-m", "atom.cli.main", *arguments] if code is None else ["-c", code, *arguments]
+    return subprocess.run(
+        [sys.executable, *program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": SRC, "COLUMNS": "100", **env},
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (AtomError("x"), 1),
+        (RunError("x"), 1),
+        (ServerDiedError("x"), 1),
+        (UsageError("x"), 2),
+        (GateError("x"), 3),
+        (InvalidRunError("x"), 4),
+        (KeyboardInterrupt(), 130),
+        (typer.Abort(), 130),
+        (cli.Terminated(143), 143),
+        (SystemExit(5), 5),
+        (ValueError("x"), 1),
+    ],
+)
+def test_exit_status_of_each_exception(
+    error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli.typer.main, "get_command", lambda _: type("Command", (), {"main": staticmethod(fail)}))
+    assert cli.main([]) == status
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    assert captured.err.count("\n") <= 1
+
+
+def test_traceback_on_request(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RunError("boom")
+
+    monkeypatch.setattr(cli.typer.main, "get_command", lambda _: type("Command", (), {"main": staticmethod(fail)}))
+    assert cli.main(["bench", "--traceback", "random"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_version_needs_no_extra_and_no_command_module() -> None:
+    code = (
+        "import sys\nfrom atom.cli.main import main\nstatus = main(sys.argv[1:])\n"
+        "loaded = {'torch', 'numpy', 'httpx', 'atom.bench', 'atom.diag'} & set(sys.modules)\n"
+        "print('loaded:', sorted(loaded))\nsys.exit(status)\n"
+    )
+    done = atom("--version", code=code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("atom ")
+    assert "loaded: []" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nope"], "No such command 'nope'"),
+        (["--nope"], "No such option: --nope"),
+        (["bench", "random", "--num-prompts", "many"], "--num-prompts"),
+        (["bench", "random", "--num-prompts", "0"], "--num-prompts must be at least 1"),
+        (["bench", "random", "--random-range-ratio", "1"], "--random-range-ratio"),
+        (["bench", "random", "--request-rate", "fast"], "--request-rate"),
+        (["bench", "random", "--request-rate", "0"], "--request-rate"),
+        (["bench", "random", "--burstiness", "0"], "--burstiness"),
+        (["bench", "random", "--max-concurrency", "0"], "--max-concurrency"),
+        (["bench", "random", "--backend", "grpc"], "--backend"),
+        (["bench", "random", "--base-url", "localhost:8000"], "--base-url"),
+        (["bench", "random", "--base-url", "http://h", "--recipe", "simulated"], "--recipe"),
+        (["bench", "random", "--goodput", "itl:5"], "--goodput"),
+        (["bench", "random", "--extra-body", "[]"], "--extra-body"),
+        (["bench", "random", "--extra-body", "{"], "--extra-body"),
+        (["bench", "random", "--header", "nothing"], "--header"),
+        (["bench", "random", "--header", "A=b\r\nX: y"], "--header"),
+        (["bench", "random", "--metric-percentiles", "101"], "--metric-percentiles"),
+        (["bench", "random", "--percentile-metrics", "ttfb"], "--percentile-metrics"),
+        (["bench", "random", "--json", "/nonexistent/x.json"], "--json"),
+        (["bench", "random", "--json", "-", "--markdown", "-"], "--markdown"),
+        (["bench", "random", "--result-dir", "/tmp"], "--save-result"),
+        (["bench", "random", "--devices", "0"], "--devices"),
+        (["bench", "random", "surplus"], "surplus"),
+        (["bench", "random", "--failed-request-threshold", "10"], "--failed-request-threshold"),
+        (["bench", "random", "--request-timeout", "0"], "--request-timeout"),
+        (["bench", "random", "--recipe", "nope"], "no recipe 'nope'"),
+        (["get", "/nonexistent", "x"], "no run directory"),
+        (["report", "/nonexistent"], "no run directory"),
+    ],
+)
+def test_wrong_usage_is_2_and_one_line_that_names_the_flag(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments) == ExitStatus.USAGE
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_of_every_command_has_an_example(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    for arguments in ([], ["bench", "random"], ["report"], ["get"]):
+        assert cli.main([*arguments, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert "Example" in text, arguments
+
+
+def test_completion_script_is_shown() -> None:
+    done = atom(_ATOM_COMPLETE="source_bash")
+    assert done.returncode == 0, done.stderr
+    assert "_ATOM_COMPLETE" in done.stdout
+
+
+def test_foreign_atom_package_is_named(tmp_path: Path) -> None:
+    """A regular package of that name that was imported first keeps this namespace's parts from being found."""
+    foreign = tmp_path / "atom"
+    foreign.mkdir()
+    (foreign / "__init__.py").write_text(f"__path__ = [{SRC + '/atom'!r}]\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "atom.cli.main", "--version"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert str(foreign / "__init__.py") in done.stderr
+
+
+def test_reader_that_goes_away_is_no_traceback() -> None:
+    shell = f"'{sys.executable}' -m atom.cli.main bench random --help | head -1"
+    done = subprocess.run(
+        ["bash", "-c", shell], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": SRC}, timeout=60
+    )
+    assert done.stderr == ""
+
+
+def test_several_values_after_one_flag_as_vllm_takes_them() -> None:
+    assert split_multiple(["bench", "--goodput", "ttft:1", "tpot:2", "--seed", "1"]) == [
+        *("bench", "--goodput", "ttft:1", "--goodput", "tpot:2", "--seed", "1")
+    ]
+    assert split_multiple(["--seed", "1", "x"]) == ["--seed", "1", "x"]
+    assert split_multiple(["--goodput", "a:1", "--", "b", "c"]) == ["--goodput", "a:1", "--", "b", "c"]
+
+
+def test_markdown_may_stand_without_a_path() -> None:
+    assert split_multiple(["--markdown"]) == ["--markdown", "-"]
+    assert split_multiple(["--markdown", "--quiet"]) == ["--markdown", "-", "--quiet"]
+    assert split_multiple(["--markdown", "x.md"]) == ["--markdown", "x.md"]
+    assert split_multiple(["--markdown", "-"]) == ["--markdown", "-"]
+
+
+def test_small_parsers() -> None:
+    assert parse_rate("inf") == float("inf")
+    assert parse_rate("2.5") == 2.5
+    assert parse_percentiles("50, 99.9") == [50.0, 99.9]
+    assert parse_pairs("--header", ["A=b=c", "X: y"], "=:") == {"A": "b=c", "X": "y"}
+
+
+def test_unwritable_outputs_are_refused(tmp_path: Path) -> None:
+    check_writable("--json", tmp_path / "new.json")
+    check_writable("--json", "-")
+    with pytest.raises(UsageError, match="directory"):
+        check_writable("--json", tmp_path)
+    with pytest.raises(UsageError, match="no directory"):
+        check_writable("--json", tmp_path / "a" / "b.json")

@@ -1,0 +1,134 @@
+"""Tables and progress lines: what a person reads."""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from atom.bench.metrics import distribution
+from atom.bench.runner import Progress
+from atom.cli.progress import LoadProgress, progress_line
+from atom.cli.render import Table, bench_tables, markdown, number, print_tables
+
+
+def summary(**more: Any) -> dict[str, Any]:
+    figures = {}
+    for name in ("ttft", "itl", "tpot", "e2el"):
+        figures |= {key: f.as_dict() for key, f in distribution(name, [1.0, 2.0, 3.0], [50, 99]).items()}
+    names = (
+        *("completed", "failed", "cancelled", "duration", "request_throughput", "output_throughput"),
+        *("total_token_throughput", "max_output_tokens_per_s", "mean_concurrency", "max_concurrent_requests"),
+        *("p99_client_lag_ms", "max_client_lag_ms", "client_cpu_share"),
+    )
+    figures |= {name: {"value": 3.0, "unit": "x", "n": 1, "definition": "", "supported": True} for name in names}
+    return {
+        "title": "random",
+        "load": {"model": "m", "num_prompts": 3, "max_concurrency": 2, "request_rate": "inf"},
+        "server": {},
+        "validity": "valid",
+        "reasons": [],
+        "errors": [],
+        "anomalies": {},
+        "notes": [],
+        "checks": [],
+        "figures": figures,
+        **more,
+    }
+
+
+def text_of(tables: list[Table]) -> str:
+    stream = io.StringIO()
+    print_tables(tables, Console(file=stream, width=120))
+    return stream.getvalue()
+
+
+def test_numbers_keep_about_four_digits() -> None:
+    assert [number(v) for v in (None, 0, 0.0123, 1.234, 12.345, 123.45, 1234.5, 1234567.0)] == [
+        *("–", "0", "0.012", "1.23", "12.35", "123.5", "1,234", "1,234,567")
+    ]
+
+
+def test_table_has_the_rows_and_marks_unsupported_quantiles() -> None:
+    text = text_of(bench_tables(summary(), "run/report.html"))
+    for word in ("TTFT", "ITL", "TPOT", "E2EL", "req/s", "tok/s", "run/report.html"):
+        assert word in text
+    assert "2.98 †" in text
+    assert "not supported by n" in text
+
+
+def test_simulated_run_says_so_in_every_format() -> None:
+    tables = bench_tables(summary(server={"executor": "simulated"}))
+    assert "SIMULATED" in text_of(tables)
+    assert "SIMULATED" in markdown(tables)
+
+
+def test_server_figures_appear_when_captured() -> None:
+    data = summary()
+    assert "gen-2" not in text_of(bench_tables(data))
+    data["figures"]["gen2_share"] = {
+        "value": 0.0123, "unit": "fraction", "n": 4, "definition": "", "supported": True,
+        "label": "gen-2 share", "side": "server",
+    }
+    assert "1.23%" in text_of(bench_tables(data))
+
+
+def test_invalid_run_says_why() -> None:
+    text = text_of(bench_tables(summary(validity="not valid", reasons=["client saturated: late"])))
+    assert "NOT VALID: client saturated: late" in text
+
+
+def test_anomalies_and_errors_are_shown() -> None:
+    data = summary(anomalies={"missing_done": 2}, errors=[{"class": "http_500", "count": 7, "message": "boom"}])
+    text = text_of(bench_tables(data))
+    assert "missing_done × 2" in text
+    assert "7 × http_500: boom" in text
+
+
+def test_markdown_survives_hostile_text() -> None:
+    data = summary(errors=[{"class": "x", "count": 1, "message": "a | b\n<img> `c` [d](e)"}])
+    lines = markdown(bench_tables(data)).splitlines()
+    assert "- 1 × x: a \\| b &lt;img&gt; \\`c\\` \\[d\\](e)" in lines
+    for line in lines:
+        if line.startswith("|"):
+            assert line.replace("\\|", "").count("|") in (3, 6)
+
+
+def test_rich_markup_of_a_server_stays_text() -> None:
+    data = summary(errors=[{"class": "x", "count": 1, "message": "[bold]no[/bold] [/x]"}])
+    assert "[bold]no[/bold] [/x]" in text_of(bench_tables(data))
+
+
+def test_progress_line() -> None:
+    progress = Progress(phase="measured", total=10, completed=4, failed=1, running=3, output_tokens=500, elapsed_s=2.0)
+    progress.ttft_sum_ms, progress.ttft_count, progress.first_error = 90.0, 3, "http_500: boom"
+    line = progress_line(progress, bar=False)
+    assert line == "5/10  250 tok/s  TTFT 30 ms  3 running  1 errors (http_500: boom)  2 s"
+    assert progress_line(progress, bar=True).startswith("━" * 12 + "╌" * 12)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("stream", "rewrites"), [(Terminal(), True), (io.StringIO(), False)])
+def test_progress_is_one_line_on_a_terminal_and_plain_lines_elsewhere(stream: io.StringIO, rewrites: bool) -> None:
+    with LoadProgress(quiet=False, stream=stream) as show:
+        show(Progress(phase="measured", total=1, completed=1, elapsed_s=1.0))
+        deadline = time.monotonic() + 20
+        while not stream.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.02)
+    written = stream.getvalue()
+    assert ("\r\x1b[2K" in written) == rewrites
+    assert written.endswith("1 s\n")
+
+
+def test_quiet_prints_nothing() -> None:
+    stream = io.StringIO()
+    with LoadProgress(quiet=True, stream=stream) as show:
+        show(Progress(phase="measured"))
+    assert stream.getvalue() == ""
