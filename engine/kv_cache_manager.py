@@ -94,20 +94,19 @@ class KVCacheManager:
         seq.num_published = len(hits)
         return True
 
-    def publish(self, seq: Sequence, num_computed: int) -> None:
-        """Let others find the full blocks among the first `num_computed` tokens, all of them known and computed."""
+    def publish(self, seq: Sequence, num_computed: int) -> int:
+        """Let others find the full blocks among the first `num_computed` tokens, all of them known and computed.
+        Returns the number of computed tokens at which there is something to publish again."""
+        if not self.enable_prefix_caching:
+            return _NEVER
         first, end = seq.num_published, num_computed >> self._shift
-        if end <= first or not self.enable_prefix_caching:
-            return
-        if len(seq.block_hashes) < end:
-            self._hash_blocks(seq, end)
-        for index in range(first, end):
-            self.pool.publish(seq.block_ids[index], seq.block_hashes[index])
-        seq.num_published = end
-
-    def next_publication(self, seq: Sequence) -> int:
-        """Number of computed tokens at which `publish` has something to do again."""
-        return (seq.num_published + 1) << self._shift if self.enable_prefix_caching else _NEVER
+        if end > first:
+            if len(seq.block_hashes) < end:
+                self._hash_blocks(seq, end)
+            for index in range(first, end):
+                self.pool.publish(seq.block_ids[index], seq.block_hashes[index])
+            seq.num_published = end
+        return (end + 1) << self._shift
 
     def free(self, seq: Sequence) -> None:
         """Take all blocks back; published ones stay findable until they are needed."""

@@ -390,8 +390,7 @@ class Scheduler:
             # A preempted sequence is not running again before this step is collected, so these are the blocks
             # that the chunk was written to.
             if seq.status is Status.RUNNING:
-                self.kv.publish(seq, chunk.start + chunk.size)
-                seq.next_event = self._next_event(seq)
+                self._publish(seq, chunk.start + chunk.size)
                 if chunk.samples and len(seq.tokens) == seq.num_prompt_tokens:
                     self._prompt_tokens += seq.num_prompt_tokens
 
@@ -403,16 +402,16 @@ class Scheduler:
             return
         num_known = len(seq.tokens)
         if seq.status is Status.RUNNING:
-            self.kv.publish(seq, num_known - 1)
-            seq.next_event = self._next_event(seq)
+            self._publish(seq, num_known - 1)
         if token in seq.stop_ids and seq.num_output_tokens > seq.params.min_tokens:
             self._finish(seq, FINISH_STOP, token)
         elif num_known >= seq.max_total:
             self._finish(seq, FINISH_LENGTH)
 
-    def _next_event(self, seq: Sequence) -> int:
-        # The last known token is not computed yet, hence one more than the publication needs.
-        return min(seq.max_total, self.kv.next_publication(seq) + 1)
+    def _publish(self, seq: Sequence, num_computed: int) -> None:
+        # The last known token is not computed yet, hence one more than the next publication needs.
+        next_event = self.kv.publish(seq, num_computed) + 1
+        seq.next_event = next_event if next_event < seq.max_total else seq.max_total
 
     def _finish(self, seq: Sequence, reason: str, stop_token_id: int | None = None) -> None:
         """Report a sequence and free its blocks. The caller drops it from `running` with `_drop_finished`."""

@@ -117,11 +117,10 @@ def test_slots_grow_by_what_is_missing_and_refuse_without_change(kv: KVCacheMana
 def test_only_full_computed_blocks_are_published(kv: KVCacheManager) -> None:
     seq = sequence(0, list(range(12)))
     assert kv.admit(seq, [], 12, 0)
-    assert kv.next_publication(seq) == 4
-    kv.publish(seq, 7)
+    assert kv.publish(seq, 3) == 4
+    assert kv.publish(seq, 7) == 8
     assert len(kv.get_computed_blocks(sequence(1, list(range(12))))) == 1
-    assert kv.next_publication(seq) == 8
-    kv.publish(seq, 8)
+    assert kv.publish(seq, 8) == 12
     assert len(kv.get_computed_blocks(sequence(1, list(range(12))))) == 2
 
 
