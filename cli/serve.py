@@ -45,6 +45,7 @@ CONTEXT_SETTINGS: Final[dict[str, Any]] = {
 
 DEFAULT_PORT: Final = 8000
 _OWN_ENGINE: Final = "embedded"
+_OWN_RECIPES: Final = (_OWN_ENGINE, "simulated")
 _PLAIN_PROGRESS_EVERY_S: Final = 10.0
 _AFTER_DRAIN_S: Final = 15.0
 
@@ -149,7 +150,7 @@ def _plan(arguments: Sequence[str], recipe: str | None, model: str | None) -> _P
     if target is not None and model is not None:
         raise UsageError(f"two models: {target!r} and --model {model!r}; give one")
     model = model or target
-    if recipe is None and model is not None:
+    if model is not None and recipe in (None, *_OWN_RECIPES):
         _check_model(model)
     return _Plan(recipe or _OWN_ENGINE, model, extra)
 

@@ -26,6 +26,8 @@ from atom.recipes.spawn import module_command
 
 __all__ = ["CaptureConfig", "CaptureProcess", "MetricsTarget"]
 
+_FINISH_S: Final = 1.0
+"""What a scrape that is under way may still take when the session ends; then it is cut."""
 _STOP_TIMEOUT_S: Final = 15.0
 
 
@@ -67,9 +69,9 @@ class _Recorder:
         try:
             self._writer.append(record)
             self.lines += 1
-        except OSError as error:
+        except (OSError, RunError) as error:
             self.lost += 1
-            self.error = self.error or f"{self.path.name}: {error.strerror}"
+            self.error = self.error or str(error)
 
 
 def main() -> None:
@@ -79,8 +81,10 @@ def main() -> None:
     directory = Path(config.directory)
     stop = threading.Event()
     jobs: list[tuple[_Recorder, Callable[[_Recorder, threading.Event], None]]] = []
+    scrapers: list[MetricsScraper] = []
     for target in config.metrics:
         scraper = MetricsScraper(target.url, target.dialect, period_s=config.period_s)
+        scrapers.append(scraper)
         jobs.append((_Recorder(directory / f"metrics-{target.role}.jsonl"), scraper.run))
     if config.label or config.roots or config.listeners:
         sampler = ProcessSampler(
@@ -94,7 +98,11 @@ def main() -> None:
     sys.stdin.read()  # until the session closes its end, or dies
     stop.set()
     for thread in threads:
-        thread.join(_STOP_TIMEOUT_S)
+        thread.join(_FINISH_S)
+    for scraper in scrapers:
+        scraper.cut()
+    for thread in threads:
+        thread.join(_FINISH_S)
     report = {
         recorder.path.name: {"lines": recorder.lines, "lost": recorder.lost, "error": recorder.error}
         for recorder, _ in jobs
@@ -128,7 +136,7 @@ class CaptureProcess:
     def stop(self) -> tuple[dict[str, dict[str, Any]], list[str]]:
         """End the capture: per file {lines, lost, error}, and what is wrong with it as reasons for the run."""
         try:
-            output, _ = self._process.communicate(timeout=_STOP_TIMEOUT_S * 2)
+            output, _ = self._process.communicate(timeout=_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             output, _ = self._process.communicate()

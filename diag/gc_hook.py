@@ -43,7 +43,7 @@ SCHEMA_VERSION = "1.0"
 DRAIN_EVERY_S = 0.5
 TOTALS_EVERY_S = 2.0
 QUIET_START_S = 1.0
-"""A process that ends sooner, and had no pass over old objects, leaves no file."""
+"""A process of no known role that ends sooner, and had no pass over old objects, leaves no file."""
 
 _RING = 4096
 _WIDTH = 5
@@ -195,7 +195,7 @@ class GcHook:
         self.closed = True
         self.wake.set()
         short = time.monotonic_ns() - self.installed_ns < QUIET_START_S * 1e9
-        if short and not self.state[_OLD_COUNT] and self.fd < 0:
+        if short and not self.state[_OLD_COUNT] and self.fd < 0 and self._role_of(_command_line()) == "other":
             return
         self.drain(totals=True)
 

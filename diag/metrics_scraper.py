@@ -13,7 +13,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -44,7 +44,23 @@ class Response:
     body: bytes
 
 
-def fetch(url: str, *, timeout_s: float = TIMEOUT_S, max_bytes: int = MAX_BODY_BYTES) -> Response:
+@dataclass(slots=True)
+class Exchange:
+    """The sockets of an exchange under way, and whether it was cut from outside."""
+
+    sockets: list[socket.socket] = field(default_factory=list)
+    cut_because: str | None = None
+
+    def cut(self, why: str) -> None:
+        self.cut_because = why
+        for sock in self.sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def fetch(
+    url: str, *, timeout_s: float = TIMEOUT_S, max_bytes: int = MAX_BODY_BYTES, exchange: Exchange | None = None
+) -> Response:
     """One GET on a connection of its own, timed; ScrapeError if it fails, takes longer or is larger than allowed.
 
     `timeout_s` bounds the whole exchange: a server that drips a byte a second does not stretch it.
@@ -53,22 +69,15 @@ def fetch(url: str, *, timeout_s: float = TIMEOUT_S, max_bytes: int = MAX_BODY_B
     assert parts.hostname is not None
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname, parts.port, timeout=timeout_s)
-    late = threading.Event()
-    opened: list[socket.socket] = []  # the connection forgets its socket once the response has it
-
-    def cut() -> None:
-        late.set()
-        for sock in opened:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(timeout_s, cut)
+    exchange = exchange or Exchange()
+    late = f"no complete answer within {timeout_s:g} s"
+    timer = threading.Timer(timeout_s, exchange.cut, [late])
     timer.daemon = True
     timer.start()
     try:
         begun = time.monotonic_ns()
         connection.connect()
-        opened.append(connection.sock)
+        exchange.sockets.append(connection.sock)  # the connection forgets it once the response has it
         sent = time.monotonic_ns()
         connection.request("GET", parts.path or "/", headers={"Accept": "text/plain", "Connection": "close"})
         response = connection.getresponse()
@@ -79,14 +88,14 @@ def fetch(url: str, *, timeout_s: float = TIMEOUT_S, max_bytes: int = MAX_BODY_B
     except ConnectionRefusedError:
         raise ScrapeError("connection refused") from None
     except (TimeoutError, OSError, http.client.HTTPException, ssl.SSLError, ValueError) as error:
-        if late.is_set() or isinstance(error, TimeoutError):
-            raise ScrapeError(f"no complete answer within {timeout_s:g} s") from None
+        if exchange.cut_because or isinstance(error, TimeoutError):
+            raise ScrapeError(exchange.cut_because or late) from None
         raise ScrapeError(f"{type(error).__name__}: {error}"[:200]) from None
     finally:
         timer.cancel()
         connection.close()
-    if late.is_set():
-        raise ScrapeError(f"no complete answer within {timeout_s:g} s")
+    if exchange.cut_because:
+        raise ScrapeError(exchange.cut_because)
     if len(body) > max_bytes:
         raise ScrapeError(f"body larger than {max_bytes} bytes")
     return Response(sent, ended - sent, sent - begun, response.status, body)
@@ -103,6 +112,11 @@ class MetricsScraper:
         self.period_s = period_s
         self.timeout_s = timeout_s
         self._wanted = names_for(dialect)
+        self._exchange = Exchange()
+
+    def cut(self) -> None:
+        """End the scrape that is under way, from another thread: it is recorded as failed."""
+        self._exchange.cut("the capture ended during this scrape")
 
     def run(self, record: Callable[[Mapping[str, Any]], None], stop: threading.Event) -> None:
         """Scrape and hand each record to `record` until `stop` is set."""
@@ -128,8 +142,9 @@ class MetricsScraper:
             "values": dict.fromkeys(self._wanted),
             "error": None,
         }
+        self._exchange = Exchange()
         try:
-            response = fetch(self.url, timeout_s=self.timeout_s)
+            response = fetch(self.url, timeout_s=self.timeout_s, exchange=self._exchange)
         except ScrapeError as error:
             return {**line, "error": str(error)}
         line |= {

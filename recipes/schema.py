@@ -13,12 +13,14 @@ import re
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
-import jsonschema
 import yaml
 
 from atom.recipes.errors import UsageError
+
+if TYPE_CHECKING:
+    import jsonschema
 
 __all__ = ["MAX_RECIPE_BYTES", "RecipeDocument", "read_recipe_file"]
 
@@ -135,6 +137,8 @@ def _schema() -> dict[str, Any]:
 
 @functools.cache
 def _validator() -> jsonschema.Draft202012Validator:
+    import jsonschema  # 0.2 s, which the capture process and `atom --help` can do without
+
     return jsonschema.Draft202012Validator(_schema())
 
 

@@ -1,6 +1,6 @@
-"""A server for tests that does what it is told: dies, hangs, leaves grandchildren, answers garbage. Standard library only.
+"""A server for tests that does what it is told: dies, hangs, leaves grandchildren, answers garbage.
 
-Run by path, never imported: `python stand_in_server.py --port 0 --port-file F --behaviour NAME…`.
+Standard library only. Run by path, never imported: `stand_in_server.py --port 0 --port-file F --behaviour NAME…`.
 """
 
 from __future__ import annotations
@@ -66,6 +66,9 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(503 if "never-healthy" in self.behaviours else 200, b"")
         elif self.path == "/v1/models":
             self.answer(200, json.dumps({"object": "list", "data": [{"id": "stand-in"}]}).encode())
+        elif self.path == "/die":
+            print("stand-in: about to die", flush=True)
+            os._exit(9)
         elif self.path == "/metrics":
             self.metrics()
         else:
@@ -112,7 +115,8 @@ def main() -> None:
     if "grandchild" in behaviours:
         # In a session of its own, its parent gone at once: no process group and no child relation leads to it.
         sleeper = "import os,sys,time\nopen(sys.argv[1],'w').write(str(os.getpid()))\ntime.sleep(600)"
-        code = f"import subprocess,sys; subprocess.Popen([sys.executable,'-c',{sleeper!r},sys.argv[1]],start_new_session=True)"
+        start = f"subprocess.Popen([sys.executable,'-c',{sleeper!r},sys.argv[1]],start_new_session=True)"
+        code = f"import subprocess,sys; {start}"
         subprocess.run([sys.executable, "-c", code, str(options.note)], check=True)
     server = ThreadingHTTPServer((options.host, options.port), Handler)
     server.daemon_threads = True
