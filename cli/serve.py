@@ -346,7 +346,8 @@ class _View:
             self._status = None
 
     def progress(self, progress: LaunchProgress) -> None:
-        text = f"starting, {progress.elapsed_s:.0f} of at most {progress.timeout_s:.0f} s: {progress.waiting_for}"
+        times = f"{progress.elapsed_s:.0f} of at most {progress.timeout_s:.0f} s"
+        text = f"starting, {times}: waiting for {progress.waiting_for}"
         if self._status is not None:
             self._status.update(text)
         elif not self.quiet and progress.elapsed_s >= self._next_plain:

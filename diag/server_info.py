@@ -38,7 +38,10 @@ def server_info(base_url: str) -> ServerInfo:
 
 
 def _executor(info: dict[str, Any]) -> str | None:
-    executor = info.get("executor")
+    if info.get("simulated") is True:
+        return "simulated"
+    engine = info.get("engine")
+    executor = engine.get("executor") if isinstance(engine, dict) else None
     return executor if isinstance(executor, str) else None
 
 

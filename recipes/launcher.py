@@ -203,7 +203,7 @@ def _wait_until_ready(
     on_progress: Callable[[LaunchProgress], None] | None,
 ) -> None:
     begun = time.monotonic()
-    waiting_for = "its process to start"
+    waiting_for = "its process"
     pause = _FIRST_PROBE_S
     while True:
         server.raise_if_dead(ready=False)
@@ -231,7 +231,7 @@ def _readiness_problem(server: Server, start: _Start) -> str | None:
     if server.ports["port"] == 0:
         port = read_port_file(start.port_file)
         if port is None:
-            return "it to say its port"
+            return "it to write its port"
         server.ports["port"] = port
     health = server.recipe.health
     problem = _probe_unless_dead(server, server.ports[health.port])
