@@ -75,7 +75,7 @@ def edit_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
@@ -108,6 +108,11 @@ def break_fifo(folder: Path) -> None:
 def break_link_to_device(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to("/dev/zero")
+
+
+def break_empty_index(folder: Path) -> None:
+    reshard(folder)
+    edit_json(folder / "model.safetensors.index.json", weight_map={})
 
 
 def break_duplicate(folder: Path) -> None:
@@ -161,7 +166,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "index-absolute": (lambda f: reshard(f, **{"model.norm.weight": "/etc/x.safetensors"}), "is not a plain name"),
     "index-pickle": (lambda f: reshard(f, **{"model.norm.weight": "pytorch_model.bin"}), "is not a plain name"),
     "index-number": (lambda f: reshard(f, **{"model.norm.weight": 3}), "is not a plain name"),  # type: ignore[arg-type]
-    "index-empty": (lambda f: (reshard(f), edit_json(f / "model.safetensors.index.json", weight_map={})), "weight_map"),
+    "index-empty": (break_empty_index, "weight_map"),
     "index-missing-file": (
         lambda f: reshard(f, **{"model.norm.weight": "gone.safetensors"}),
         "gone.safetensors: weight file is missing",

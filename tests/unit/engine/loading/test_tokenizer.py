@@ -37,7 +37,7 @@ TEXTS = [
     "a" * 300 + " " * 40,
     "https://example.com/?q=%20&x=[1]{2}~`",
 ]
-MESSAGES = [
+MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "  hé\n"},
     {"role": "assistant", "content": "ok", "tool_calls": None},

@@ -28,7 +28,12 @@ def test_fields() -> None:
 
 
 def test_defaults_follow_the_family() -> None:
-    bare = {"num_key_value_heads": None, "head_dim": None, "max_position_embeddings": None, "rope_theta": None}
+    bare: dict[str, Any] = {
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "max_position_embeddings": None,
+        "rope_theta": None,
+    }
     llama = read(**bare)
     assert (llama.num_kv_heads, llama.head_dim, llama.max_position_embeddings) == (4, 16, 2048)
     qwen3 = read("Qwen3ForCausalLM", **{**bare, "num_attention_heads": 32})
