@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from atom.bench.records import Outcome, RequestRecord
 
-__all__ = ["DISTRIBUTIONS", "RATES", "Figure", "Samples", "collect", "distribution", "is_supported"]
+__all__ = ["DISTRIBUTIONS", "MIN_BEYOND", "RATES", "Figure", "Samples", "collect", "distribution", "is_supported"]
 
 FloatArray = npt.NDArray[np.float64]
 

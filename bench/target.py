@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from atom.recipes.errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    import httpx
 
 __all__ = ["Target", "ask_server"]
 
@@ -43,6 +44,8 @@ def ask_server(
 
     RunError if nobody answers; UsageError if the server wants a key, or says no model and `model` is None.
     """
+    import httpx  # a fifth of a second, which commands that ask no server need not pay
+
     sent = dict(headers or {})
     if api_key is not None:
         sent.setdefault("Authorization", f"Bearer {api_key}")
@@ -83,6 +86,8 @@ def _first_model(body: Mapping[str, Any], wanted: str | None) -> dict[str, Any]:
 
 
 def _get(client: httpx.Client, path: str) -> dict[str, Any]:
+    import httpx
+
     try:
         response = client.get(path)
     except httpx.HTTPError:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from atom.bench.metrics import RATES, Figure
+from atom.bench.metrics import MIN_BEYOND, RATES, Figure
 from atom.bench.rundir import Validity
 
 __all__ = ["Check", "Client", "Counts", "Verdict", "judge"]
@@ -137,20 +137,24 @@ def _saturation(client: Client, figures: Mapping[str, Figure]) -> list[str]:
     for q, floor_ms in MIN_LAG_MS.items():
         ttft, itl = _value(figures, f"p{q:g}_ttft_ms"), _value(figures, f"p{q:g}_itl_ms")
         shortest = min((value for value in (ttft, itl) if value is not None), default=None)
-        lag, send_lag = _percentile(client.lag_ms, q), _percentile(client.send_lag_ms, q)
-        if lag is not None and _exceeds(lag, shortest, floor_ms):
+        if (lag := _held_against(client.lag_ms, q, shortest, floor_ms)) is not None:
             reasons.append(
                 f"client saturated: its event loop was {lag:.1f} ms late at p{q:g}, {shortest:.1f} ms are measured"
             )
-        if send_lag is not None and _exceeds(send_lag, ttft, floor_ms):
-            reasons.append(
-                f"client saturated: requests were sent {send_lag:.1f} ms late at p{q:g}, TTFT is {ttft:.1f} ms"
-            )
+        if (lag := _held_against(client.send_lag_ms, q, ttft, floor_ms)) is not None:
+            reasons.append(f"client saturated: requests were sent {lag:.1f} ms late at p{q:g}, TTFT is {ttft:.1f} ms")
     return reasons
 
 
-def _exceeds(lag: float, latency: float | None, floor_ms: float) -> bool:
-    return latency is not None and lag > max(floor_ms, MAX_LAG_SHARE * latency)
+def _held_against(lags: Sequence[float], q: float, latency: float | None, floor_ms: float) -> float | None:
+    """The lag at quantile `q` if it matters beside `latency`. As with every quantile here, a handful of samples proves
+    nothing: at least ten have to be that late."""
+    if latency is None or len(lags) == 0:
+        return None
+    limit = max(floor_ms, MAX_LAG_SHARE * latency)
+    late = int(np.count_nonzero(np.asarray(lags) > limit))
+    lag = _percentile(lags, q)
+    return lag if lag is not None and lag > limit and late >= MIN_BEYOND else None
 
 
 def _value(figures: Mapping[str, Figure], name: str) -> float | None:

@@ -227,6 +227,8 @@ def test_saturated_client_is_no_evidence() -> None:
     assert verdict(client(lag=20)) == []  # a fifth of what is measured
     assert verdict(client(lag=4), ttft=8, itl=8) == []  # timers are that late on an idle machine
     assert len(verdict(client(lag=6), ttft=8, itl=8)) == 1
+    few = Client(cpu_share=0.1, lag_ms=[80.0] * 9, send_lag_ms=[80.0] * 9)
+    assert verdict(few) == []
 
 
 def test_golden_keys_of_vllms_json(tmp_path: Path) -> None:
