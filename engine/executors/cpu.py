@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import torch
 
@@ -21,6 +22,7 @@ from atom.engine.executors.base import Executor, SchedulerOutput, StepHandle, St
 from atom.engine.executors.kv_cache import KVCache, KVCacheShape, available_memory, choose_num_blocks
 from atom.engine.executors.model_runner import ModelRunner, choose_backend, create_backend
 from atom.engine.executors.sequence_table import SequenceTable
+from atom.engine.executors.torch_profile import TorchProfile
 from atom.engine.kernels.bindings import CPUKernels, KernelsUnavailableError
 from atom.engine.loading.describe import describe_model
 from atom.engine.loading.weights import LoadedModel, load_model
@@ -29,6 +31,7 @@ from atom.engine.models.config import TransformerConfig
 __all__ = ["CPUExecutor"]
 
 KernelChoice = Literal["auto", "attention", "torch"]
+T = TypeVar("T")
 KERNELS_VARIABLE: Final = "ATOM_CPU_KERNELS"
 
 
@@ -43,9 +46,10 @@ class CPUExecutor(Executor):
         self._config = config
         self._choice = kernels or _kernel_choice()
         self._kernels: CPUKernels | None = None
-        self._queue: queue.SimpleQueue[tuple[SchedulerOutput, Future[StepResult]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._info: dict[str, Any] = {}
+        self._profile = TorchProfile()
         self._torch_threads: int | None = None
         self.runner: ModelRunner | None = None
 
@@ -85,14 +89,14 @@ class CPUExecutor(Executor):
             "weight_bytes": parameters * dtype.itemsize,
         }
         del loaded, backend
-        self._worker = threading.Thread(target=self._run_steps, args=(self.runner,), name="cpu-executor", daemon=True)
+        self._worker = threading.Thread(target=self._run_steps, name="cpu-executor", daemon=True)
         self._worker.start()
         return cache.num_blocks
 
     def submit(self, output: SchedulerOutput) -> StepHandle:
         assert self._worker is not None, "not started"
         future: Future[StepResult] = Future()
-        self._queue.put((output, future))
+        self._queue.put((lambda: self._run_step(output), future))
         return StepHandle(output.step, future)
 
     def collect(self, handle: StepHandle) -> StepResult:
@@ -115,6 +119,12 @@ class CPUExecutor(Executor):
         if self._torch_threads is not None:
             torch.set_num_threads(self._torch_threads)
             self._torch_threads = None
+
+    def start_profile(self, directory: str) -> None:
+        self._on_worker(lambda: self._profile.start(directory))
+
+    def stop_profile(self) -> str:
+        return self._on_worker(self._profile.stop)
 
     def info(self) -> dict[str, Any]:
         return dict(self._info) if self._info else super().info()
@@ -140,16 +150,42 @@ class CPUExecutor(Executor):
         max_tokens = max_model_len * self._config.scheduler.max_num_seqs
         return KVCache(shape, choose_num_blocks(self._config.cache, shape, max_tokens, available_memory()))
 
-    def _run_steps(self, runner: ModelRunner) -> None:
+    def _run_step(self, output: SchedulerOutput) -> StepResult:
+        assert self.runner is not None
+        name = f"step {output.step}: {output.num_prefill_tokens} prefill tokens, {output.num_decode_seqs} decoding"
+        with self._profile.span(name):
+            return self.runner.run(output)
+
+    def _on_worker(self, function: Callable[[], T]) -> T:
+        """Run `function` between steps. What it raises is its caller's alone and does not end the executor."""
+        assert self._worker is not None, "not started"
+        error: Exception | None = None
+
+        def work() -> T | None:
+            nonlocal error
+            try:
+                return function()
+            except Exception as exc:
+                error = exc
+                return None
+
+        future: Future[T] = Future()
+        self._queue.put((work, future))
+        value = future.result()
+        if error is not None:
+            raise error
+        return value
+
+    def _run_steps(self) -> None:
         """The worker. After a step has failed the state of its sequences is unknown, so every later one fails too."""
         failure: BaseException | None = None
         # Thread-local in torch: without it every operation records for autograd.
         with torch.inference_mode():
             while (item := self._queue.get()) is not None:
-                output, future = item
+                work, future = item
                 if failure is None:
                     try:
-                        future.set_result(runner.run(output))
+                        future.set_result(work())
                     except BaseException as error:
                         failure = error
                 if failure is not None:
