@@ -211,7 +211,7 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     for key, value in (metadata or {}).items():
-        add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)]
+        add: Any = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)]
         add(f"{kind}.{key}", value)
     _add_gguf_tokenizer(writer, pre_tokenizer)
     type_ = gguf.GGMLQuantizationType[quantization]
