@@ -15,6 +15,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s api %(asctime)s %(message)s")
     # uvicorn's own lines say what ours say; malformed requests would fill the log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    # "socket.send() raised exception": a client left between two events. It happens all the time.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     # A thread that wants the GIL asks for it after this long. /metrics renders for some 10 ms in a thread: with the
     # default of 5 ms every engine step in that time would wait as long.
     sys.setswitchinterval(0.001)
