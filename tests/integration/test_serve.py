@@ -125,6 +125,14 @@ def test_kill_9_of_atom_serve_leaves_no_process(recipe: Path, serving: Callable[
     until(lambda: read_stat(server.ready["supervisor_pid"]) is None)
 
 
+def test_kill_9_with_our_own_engine_leaves_no_process(serving: Callable[..., Serving]) -> None:
+    server = serving("simulated", "--quiet", "--sim-base-ms", "1")
+    assert server.ready["executor"] == "simulated"
+    assert len(labelled_processes(server.ready["label"])) == 2  # API and EngineCore
+    server.process.kill()
+    until(lambda: labelled_processes(server.ready["label"]) == [])
+
+
 def test_a_second_interrupt_kills_a_server_that_hangs(recipe: Path, serving: Callable[..., Serving]) -> None:
     server = serving(str(recipe), "--stop-grace", "3600", "--behaviour", "hang-on-stop")
     server.process.send_signal(signal.SIGINT)

@@ -18,6 +18,7 @@ import pytest
 from atom.bench.rundir import RunDirectory, Validity, read_jsonl
 from atom.bench.runner import LoadOutcome
 from atom.diag.capture import CaptureConfig, CaptureProcess, MetricsTarget
+from atom.diag.gc_records import read_gc_records
 from atom.diag.metrics_scraper import ScrapeError, fetch
 from atom.diag.server_figures import server_figures
 from atom.diag.session import MeasuredSession, ServerUnderTest, UrlTarget
@@ -25,6 +26,7 @@ from atom.recipes.errors import ServerDiedError
 from atom.recipes.launcher import LaunchOptions, launch
 from atom.recipes.processes import labelled_processes, read_stat
 from atom.recipes.recipe import Recipe, Roles, Stop
+from atom.recipes.resolve import resolve_recipe
 from atom.recipes.spawn import import_root
 
 STAND_IN = Path(__file__).with_name("stand_in_server.py")
@@ -194,6 +196,23 @@ def test_a_hook_that_does_not_load_is_said(tmp_path: Path) -> None:
     result = MeasuredSession(isolated, run_dir).run(lambda _: outcome(0))
     assert result.reasons == ["the GC hook did not load in the API process: no GC figures"]
     assert run_dir.read_run_json()["validity"] == "valid"
+
+
+def test_our_own_engine_is_hooked_in_both_processes(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path)
+    result = MeasuredSession(resolve_recipe("simulated"), run_dir).run(observe(run_dir))
+    assert result.reasons == []
+    assert result.stop is not None
+    assert (result.stop.status, result.stop.swept) == (0, 0)
+    hooked = {process.role: process for process in read_gc_records(run_dir.server)}
+    assert set(hooked) == {"api", "core"}
+    sampled = {line["pid"]: line["role"] for line in read_jsonl(run_dir.server / "process.jsonl")}
+    assert sampled[hooked["api"].pid] == "api"
+    assert sampled[hooked["core"].pid] == "core"
+    *_, scrape = read_jsonl(run_dir.server / "metrics-api.jsonl")
+    assert scrape["error"] is None
+    assert None not in scrape["values"].values()
+    assert scrape["values"]["running"] == 0
 
 
 def test_a_running_server_by_its_url(tmp_path: Path) -> None:
