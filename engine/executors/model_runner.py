@@ -136,6 +136,8 @@ class ModelRunner:
         """Execute one step."""
         t0 = time.perf_counter()
         self._take_changes(output)
+        if not output.seq_ids:
+            return StepResult(output.step, [], [])
         batch = build_batch(output, self._table, self._block_size)
         t1 = time.perf_counter()
         want_hidden = any(state.wants_prompt_logprobs for state in batch.states)

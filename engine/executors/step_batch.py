@@ -47,6 +47,8 @@ def build_batch(output: SchedulerOutput, table: SequenceTable, block_size: int) 
     rows_s = np.array([state.row for state in states], dtype=np.intp)
     counts_s = np.array(output.num_new_tokens, dtype=np.int32)
     computed_s = np.array(output.num_computed_tokens, dtype=np.int32)
+    known_s = np.array([state.num_tokens for state in states], dtype=np.int32)
+    assert (computed_s + counts_s <= known_s).all(), "a position is scheduled whose token is not known"
     query_start = np.zeros(len(states) + 1, dtype=np.int32)
     np.cumsum(counts_s, out=query_start[1:])
     total = int(query_start[-1])
