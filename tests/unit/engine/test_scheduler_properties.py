@@ -99,7 +99,7 @@ PREFIX = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 0, 0, 0, 0]
 prompts = st.builds(
     lambda shared, own: PREFIX[:shared] + own,
     st.one_of(st.integers(0, len(PREFIX)), st.sampled_from([4, 8, 12])),
-    st.one_of(st.just([]), st.lists(st.integers(0, VOCAB - 1), max_size=12)),
+    st.one_of(st.just([]), st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6)),
 )
 
 
@@ -122,18 +122,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     """Random adds, aborts and resets between steps, with up to three steps in flight and far too few blocks."""
 
     @initialize(
-        num_blocks=st.one_of(st.integers(2, 14), st.integers(15, 40)),
+        pool_tokens=st.integers(16, 64),
         block_size=st.sampled_from([1, 2, 4]),
         max_num_seqs=st.integers(1, 5),
         budget=st.integers(0, 12),
         chunked=st.booleans(),
-        caching=st.booleans(),
+        caching=st.sampled_from([True, True, True, False]),
         depth=st.integers(1, 3),
-        max_waiting=st.sampled_from([3, 100]),
+        max_waiting=st.sampled_from([4, 100, 100]),
     )
     def start(
         self,
-        num_blocks: int,
+        pool_tokens: int,
         block_size: int,
         max_num_seqs: int,
         budget: int,
@@ -148,7 +148,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_chunked_prefill=chunked,
             max_waiting=max_waiting,
         )
-        self.kv = KVCacheManager(num_blocks, block_size, enable_prefix_caching=caching)
+        self.kv = KVCacheManager(pool_tokens // block_size, block_size, enable_prefix_caching=caching)
         self.scheduler = Scheduler(
             self.config, self.kv, max_model_len=40, eos_token_ids=[EOS], vocab_size=VOCAB, clock=lambda: 1
         )
@@ -166,7 +166,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens=st.integers(0, 3),
         ignore_eos=st.booleans(),
         stop=st.lists(st.integers(0, VOCAB - 1), max_size=1),
-        prompt_logprobs=st.sampled_from([None, None, 0]),
+        prompt_logprobs=st.sampled_from([None, None, None, 0]),
     )
     def add(
         self,
