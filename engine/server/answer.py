@@ -198,7 +198,7 @@ class Answer(abc.ABC):
         if self.writer.started:
             self.send_error(error)
         else:
-            self.writer.respond(error.status, error.json())
+            self.exchange.respond_with(error)
 
     def _abort_open(self) -> None:
         for choice in self.choices:

@@ -18,7 +18,7 @@ from atom.engine.server.api_errors import ApiError, ClientDisconnected, from_exc
 from atom.engine.server.body import header
 from atom.engine.server.completions import chat_completions, completions
 from atom.engine.server.service import Exchange, Service
-from atom.engine.server.sse import JSON_HEADER, ResponseWriter
+from atom.engine.server.sse import ResponseWriter
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class Application:
         if exchange.writer.started:
             log.error("request %s failed after its response began: %s", exchange.request_id, error.message)
             raise exception
-        exchange.writer.respond(error.status, error.json(), (JSON_HEADER, *error.headers))
+        exchange.respond_with(error)
 
 
 def _http_error(scope: Scope, exception: Exception) -> ApiError | None:

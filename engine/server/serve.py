@@ -242,17 +242,27 @@ async def _serve_until_stopped(service: Service, listener: socket.socket, signal
     gc.collect()
     gc.freeze()
     serving = asyncio.create_task(http.serve([listener]))
-    await http.listening.wait()
-    _announce(service, listener)
     try:
+        await _listening(http, serving, config)
+        _announce(service, listener)
         stopped = await _first(signals.first, died)
         if stopped is died:
             return await _bury(service)
         return await _drain(service, signals, died)
     finally:
         http.should_exit = True
-        await serving
+        await asyncio.wait({serving})
         service.close()
+
+
+async def _listening(http: _HttpServer, serving: asyncio.Task[None], config: ServerConfig) -> None:
+    """Until connections are taken. Two servers may bind one port; only the first may listen on it."""
+    listening = asyncio.ensure_future(http.listening.wait())
+    await asyncio.wait({listening, serving}, return_when=asyncio.FIRST_COMPLETED)
+    listening.cancel()
+    if serving.done():
+        error = serving.exception()
+        raise ConfigError(f"--host {config.host} --port {config.port}: {getattr(error, 'strerror', None) or error}")
 
 
 def _announce(service: Service, listener: socket.socket) -> None:

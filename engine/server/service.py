@@ -21,7 +21,7 @@ from atom.engine.server.config import ServerConfig
 from atom.engine.server.metrics.exporter import MetricsExporter
 from atom.engine.server.metrics.recorder import Recorder
 from atom.engine.server.request_log import RequestLog
-from atom.engine.server.sse import ResponseWriter
+from atom.engine.server.sse import JSON_HEADER, ResponseWriter
 from atom.engine.streaming import StreamDispatcher
 
 
@@ -46,6 +46,10 @@ class Exchange:
     """`time.monotonic_ns()` when its head had arrived."""
     route: str = "other"
     """The path of the endpoint that took it, for counting."""
+
+    def respond_with(self, error: ApiError) -> None:
+        """Send an error as the whole response."""
+        self.writer.respond(error.status, error.json(), (JSON_HEADER, *error.headers))
 
 
 @dataclass(slots=True, eq=False)

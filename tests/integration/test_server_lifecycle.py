@@ -20,7 +20,7 @@ import openai
 import psutil
 import pytest
 
-from tests.server_process import FAST, RunningServer, running_server, sse_events, wait_for
+from tests.server_process import FAST, SIMULATED, RunningServer, running_server, sse_events, wait_for
 
 LONG: dict[str, Any] = {"prompt": "x", "max_tokens": 100_000}
 
@@ -81,6 +81,22 @@ def test_a_taken_port_is_one_line() -> None:
     (line,) = done.stderr.splitlines()
     assert f"--port {port}" in line
     assert not done.stdout
+
+
+def test_a_port_that_is_taken_while_the_model_loads_is_one_line() -> None:
+    """Two sockets may be bound to one port as long as neither listens."""
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", 0))
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "atom.engine.server", *SIMULATED, "--port", port]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            wait_for(lambda: psutil.Process(process.pid).children())
+            taken.listen()
+            out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (1, "")
+    assert f"--port {port}" in err
+    assert "Traceback" not in err
 
 
 def test_a_missing_model_is_one_line(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -90,7 +92,8 @@ def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None
         model="tiny", messages=CHAT, max_tokens=20, n=2, stream=True, stream_options={"include_usage": True}
     )
     chunks = list(stream)
-    texts, roles, reasons = ["", ""], ["", ""], [None, None]
+    texts, roles = ["", ""], ["", ""]
+    reasons: list[str | None] = [None, None]
     for chunk in chunks[:-1]:
         assert chunk.object == "chat.completion.chunk"
         assert (chunk.id, chunk.created, chunk.model) == (chunks[0].id, chunks[0].created, "tiny")
@@ -100,7 +103,7 @@ def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None
                 roles[choice.index] = choice.delta.role
             assert reasons[choice.index] is None
             texts[choice.index] += choice.delta.content or ""
-            reasons[choice.index] = choice.finish_reason  # type: ignore[call-overload]
+            reasons[choice.index] = choice.finish_reason
     assert roles == ["assistant", "assistant"]
     assert reasons == ["length", "length"]
     assert texts == [choice.message.content for choice in whole.choices]
@@ -152,13 +155,22 @@ def test_completion_logprobs(client: openai.OpenAI) -> None:
     assert logprobs.text_offset is not None
     assert logprobs.tokens[:5] == list("hello")
     assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == 9
-    assert logprobs.token_logprobs[0] is None
-    assert all(value < 0 for value in logprobs.token_logprobs[1:])
+    values: list[Any] = list(logprobs.token_logprobs)
+    assert values[0] is None
+    assert all(value < 0 for value in values[1:])
     assert logprobs.text_offset[:6] == [0, 1, 2, 3, 4, 5]
     streamed = client.completions.create(model="tiny", prompt="hello", max_tokens=4, logprobs=2, echo=True, stream=True)
-    parts = [chunk.choices[0].logprobs for chunk in streamed]
-    assert [token for part in parts for token in part.tokens or ()] == logprobs.tokens  # type: ignore[union-attr]
-    assert [offset for part in parts for offset in part.text_offset or ()] == logprobs.text_offset  # type: ignore[union-attr]
+    parts: list[Any] = [chunk.choices[0].logprobs for chunk in streamed]
+    assert [token for part in parts for token in part.tokens or ()] == logprobs.tokens
+    assert [offset for part in parts for offset in part.text_offset or ()] == logprobs.text_offset
+
+
+def test_many_logprobs(server: RunningServer) -> None:
+    """So many that the answer is built in a thread."""
+    body = {"prompt": "x" * 100, "max_tokens": 100, "logprobs": 20, "echo": True, "n": 2}
+    choices = server.post("/v1/completions", body).json()["choices"]
+    assert [len(choice["logprobs"]["tokens"]) for choice in choices] == [200, 200]
+    assert all(len(top) in (20, 21) for choice in choices for top in choice["logprobs"]["top_logprobs"][1:])
 
 
 def test_chat_logprobs(client: openai.OpenAI) -> None:
@@ -354,11 +366,51 @@ def test_a_client_timeout_ends_the_request(server: RunningServer) -> None:
     assert in_use(server) == 0
 
 
+def test_a_full_queue_answers_503() -> None:
+    flags = ("--max-num-seqs", "1", "--max-waiting", "2", "--sim-base-ms", "5")
+    with running_server(*flags) as busy, ThreadPoolExecutor(20) as pool:
+        body = {"prompt": "x", "max_tokens": 50}
+        answers = [pool.submit(busy.post, "/v1/completions", body) for _ in range(20)]
+        statuses = [answer.result().status_code for answer in answers]
+        refused = [answer.result() for answer in answers if answer.result().status_code == 503]
+    assert set(statuses) == {200, 503}
+    for answer in refused:
+        assert answer.json()["error"]["code"] in ("queue_full", "request_refused")
+        assert answer.headers["retry-after"]
+
+
+def test_without_chunked_prefill_a_prompt_must_fit_one_step() -> None:
+    with running_server("--no-enable-chunked-prefill", "--max-num-batched-tokens", "256") as other:
+        assert other.post("/v1/completions", {"prompt": "x" * 256, "max_tokens": 1}).status_code == 200
+        refused = other.post("/v1/completions", {"prompt": "x" * 257, "max_tokens": 1})
+        assert refused.status_code == 400
+        assert "--max-num-batched-tokens" in refused.json()["error"]["message"]
+
+
+def test_requests_leave_no_garbage_for_the_collector(server: RunningServer) -> None:
+    """Objects in circles would have to wait for it, and it would have to stop the process for them."""
+
+    def collected() -> float:
+        return sum(value for name, value in server.metrics().items() if name.startswith("atom:gc_collected_total"))
+
+    def passes() -> float:
+        return server.metrics()['atom:gc_collections_total{generation="0"}']
+
+    before, passes_before = collected(), passes()
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        for number in range(300):
+            body = {"prompt": "x", "max_tokens": 2, "stream": number % 2 == 0, "n": 1 + number % 3}
+            assert client.post("/v1/completions", json=body).status_code == 200
+            assert client.post("/v1/completions", json={"prompt": 1}).status_code == 400
+    assert collected() - before < 300
+    assert passes() - passes_before < 30
+
+
 async def test_cancelled_requests_leave_nothing(server: RunningServer) -> None:
     client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
     async def ask(stream: bool) -> None:
-        answer = await client.completions.create(model="tiny", prompt="x", max_tokens=400, stream=stream)
+        answer: Any = await client.completions.create(model="tiny", prompt="x", max_tokens=400, stream=stream)
         async for _ in answer:
             pass
 

@@ -151,7 +151,11 @@ def scope(**headers: str) -> dict[str, Any]:
 
 async def test_a_body_is_read_whole() -> None:
     assert await read_body(scope(), receiver([{"body": b"abc"}]), 3) == b"abc"
-    parts = [{"body": b"ab", "more_body": True}, {"body": b"", "more_body": True}, {"body": b"c"}]
+    parts: list[dict[str, Any]] = [
+        {"body": b"ab", "more_body": True},
+        {"body": b"", "more_body": True},
+        {"body": b"c"},
+    ]
     assert await read_body(scope(), receiver(parts), 3) == b"abc"
 
 
