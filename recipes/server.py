@@ -134,7 +134,10 @@ class SupervisorLink:
     def _take_line(self, line: str) -> None:
         self.lines.append(line)
         if self._on_log is not None:
-            self._on_log(line)
+            try:
+                self._on_log(line)
+            except OSError:  # whoever read our output has left; the server's end must still be heard of
+                self._on_log = None
 
     @property
     def ended(self) -> bool:

@@ -267,6 +267,7 @@ class Supervisor:
             if self.stop_requested:
                 self._stop(main_pid)
         swept = self._sweep()
+        self._pump_until(lambda: not self._running, 2.0)  # dead by now, but perhaps not reaped
         self._drain_output()
         status = None if main_pid is None else self.statuses.get(main_pid)
         self.log.close()

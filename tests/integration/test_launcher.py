@@ -18,6 +18,7 @@ import pytest
 from atom.recipes import launcher as launcher_module
 from atom.recipes.errors import RunError, ServerDiedError, UsageError
 from atom.recipes.launcher import LaunchOptions, LaunchProgress, launch
+from atom.recipes.ports import free_port
 from atom.recipes.processes import command_line, labelled_processes, listening_processes, read_stat
 from atom.recipes.recipe import Health, Recipe, Requirement, Stop
 from atom.recipes.server import Server
@@ -248,7 +249,7 @@ def test_a_port_that_is_lost_between_probe_and_start_is_replaced(monkeypatch: py
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         taken = holder.getsockname()[1]
-        offers = [taken, launcher_module.free_port("127.0.0.1")]
+        offers = [taken, free_port("127.0.0.1")]
         monkeypatch.setattr(launcher_module, "free_port", lambda _host: offers.pop(0))
         # The holder accepts connections but never answers, and the server dies on the port meanwhile.
         with launch(recipe(port_file=False), LaunchOptions()) as server:
@@ -301,6 +302,17 @@ def test_a_launcher_that_does_not_read_does_not_block_the_server(tmp_path: Path)
         assert until(lambda: "line 19999" in (tmp_path / "server.log").read_text()[-300:])
         release.set()
     timer.join()
+
+
+def test_a_reader_of_the_log_that_fails_does_not_hide_the_servers_end() -> None:
+    def broken(_line: str) -> None:
+        raise BrokenPipeError  # `atom serve 2>&1 | head -1`
+
+    with launch(recipe(), LaunchOptions(), on_log=broken) as server:
+        assert server.last_line() == "stand-in: listening"
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        assert server.wait_for_end(WAIT_S)
 
 
 def test_prepare_runs_first_and_its_failure_is_told(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_the_banner_and_the_log(recipe: Path) -> None:
         atom("serve", str(recipe), "--port", "0"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    lines = []
+    lines: list[str] = []
     while "-d '" not in "".join(lines):
         lines.append(process.stdout.readline())
         assert lines[-1] != ""
