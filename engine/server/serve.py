@@ -53,6 +53,7 @@ DEATH_NOTICE_S: Final = 1.0
 LAST_BYTES_S: Final = 2
 """How long responses that have ended may take to leave."""
 ENGINE_SHUTDOWN_S: Final = 10.0
+BACKLOG: Final = 4096
 SIMULATED_NAME: Final = "simulated"
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -125,7 +126,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ConfigError(f"--host {host} --port {port}: {error.strerror or error}") from None
+        raise _cannot_listen(host, port, error) from None
     return listener
 
 
@@ -234,16 +235,17 @@ async def _serve_until_stopped(service: Service, listener: socket.socket, signal
             server_header=False,
             timeout_keep_alive=config.timeout_keep_alive,
             timeout_graceful_shutdown=LAST_BYTES_S,
-            backlog=4096,
+            backlog=BACKLOG,
         )
     )
     service.idle.set()
     # What exists now lives as long as the process: the collector need not walk it again and again.
     gc.collect()
     gc.freeze()
+    _listen(listener, config)
     serving = asyncio.create_task(http.serve([listener]))
+    await http.listening.wait()
     try:
-        await _listening(http, serving, config)
         _announce(service, listener)
         stopped = await _first(signals.first, died)
         if stopped is died:
@@ -251,18 +253,20 @@ async def _serve_until_stopped(service: Service, listener: socket.socket, signal
         return await _drain(service, signals, died)
     finally:
         http.should_exit = True
-        await asyncio.wait({serving})
+        await serving
         service.close()
 
 
-async def _listening(http: _HttpServer, serving: asyncio.Task[None], config: ServerConfig) -> None:
-    """Until connections are taken. Two servers may bind one port; only the first may listen on it."""
-    listening = asyncio.ensure_future(http.listening.wait())
-    await asyncio.wait({listening, serving}, return_when=asyncio.FIRST_COMPLETED)
-    listening.cancel()
-    if serving.done():
-        error = serving.exception()
-        raise ConfigError(f"--host {config.host} --port {config.port}: {getattr(error, 'strerror', None) or error}")
+def _listen(listener: socket.socket, config: ServerConfig) -> None:
+    """Two servers may bind one port; only the first may listen on it."""
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        raise _cannot_listen(config.host, config.port, error) from None
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+    return ConfigError(f"--host {host} --port {port}: {error.strerror or error}")
 
 
 def _announce(service: Service, listener: socket.socket) -> None:
@@ -270,8 +274,11 @@ def _announce(service: Service, listener: socket.socket) -> None:
     port: int = listener.getsockname()[1]
     if config.port_file is not None:
         temporary = config.port_file.with_name(f".{config.port_file.name}.{os.getpid()}")
-        temporary.write_text(f"{port}\n", encoding="ascii")
-        temporary.replace(config.port_file)
+        try:
+            temporary.write_text(f"{port}\n", encoding="ascii")
+            temporary.replace(config.port_file)
+        except OSError as error:
+            raise ConfigError(f"--port-file {config.port_file}: cannot be written: {error.strerror}") from None
     host = f"[{config.host}]" if ":" in config.host else config.host
     ready: dict[str, Any] = {
         "event": "ready",
@@ -282,7 +289,8 @@ def _announce(service: Service, listener: socket.socket) -> None:
         "model": service.model_names[0],
         "simulated": bool(service.manager.info.get("simulated")),
     }
-    print(msgspec.json.encode(ready).decode("ascii"), flush=True)
+    with contextlib.suppress(OSError):  # whoever started us need not be listening
+        print(msgspec.json.encode(ready).decode("utf-8"), flush=True)
 
 
 async def _first(*events: asyncio.Event, timeout: float | None = None) -> asyncio.Event | None:
