@@ -86,6 +86,7 @@ class CPUExecutor(Executor):
             "threads": threads,
             "kernels": kind if self._kernels is None else f"{kind} ({self._kernels.isa})",
             "kernels_reason": why_torch or reason,
+            "activations": "float32" if kind == "fused" else str(dtype).removeprefix("torch."),
             "weight_bytes": parameters * dtype.itemsize,
         }
         del loaded, backend

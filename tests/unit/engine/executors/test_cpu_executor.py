@@ -155,6 +155,7 @@ def test_info(executor: CPUExecutor) -> None:
     assert info["eos_token_ids"] == list(EOS_IDS)
     assert info["dtype"] == info["kv_cache_dtype"] == "float32"
     assert info["num_blocks"] == 40
+    assert info["activations"] == "float32"
     assert info["threads"] == 2
     assert info["kernels"].split()[0] in ("fused", "torch")
 
