@@ -120,42 +120,77 @@ class ResponseParser:
         if self.complete:
             self.excess += data
             return b""
+        if not self._left:
+            # The usual read is one chunk, an event.
+            line_end = data.find(b"\r\n", 0, 8)
+            size = _SIZES.get(data[:line_end])
+            if size and line_end + size + 4 == len(data) and data.endswith(b"\r\n"):
+                return data[line_end + 2 : -2]
         pieces: list[bytes] = []
-        position = 0
+        position = self._rest_of_chunk(data, pieces) if self._left else 0
+        if not self._left and not self._buffer:
+            position = self._whole_chunks(data, position, pieces)
+            self._next_chunk(data, position, pieces)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _rest_of_chunk(self, data: bytes, pieces: list[bytes]) -> int:
+        """Take the current chunk's bytes from the front of `data`; return where it ends."""
         size = len(data)
-        while position < size:
-            if self._left:
-                end = position + self._left
-                if end <= size:
-                    if data[end - 2 : end] != b"\r\n":
-                        raise HttpProtocolError("a chunk is longer than its size says")
-                    pieces.append(data[position : end - 2])
-                    position, self._left = end, 0
-                    continue
-                if self._left > 2 and size - position <= self._left - 2:
-                    pieces.append(data[position:])
-                    self._left -= size - position
-                else:  # cut between the data and the CRLF, or inside the CRLF
-                    pieces.append(data[position : end - 2])
-                    self._left, self._buffer = 2, data[end - 2 :]
-                break
+        if self._left <= size:
+            end = self._left
+            if data[end - 2 : end] != b"\r\n":
+                raise HttpProtocolError("a chunk is longer than its size says")
+            pieces.append(data[: end - 2])
+            self._left = 0
+            return end
+        if size <= self._left - 2:
+            pieces.append(data)
+            self._left -= size
+        else:  # cut between the data and the CRLF, or inside the CRLF
+            pieces.append(data[: self._left - 2])
+            self._left, self._buffer = 2, data[self._left - 2 :]
+        return size
+
+    def _whole_chunks(self, data: bytes, position: int, pieces: list[bytes]) -> int:
+        """Take the chunks that lie in `data` as a whole; return where the first one begins that does not.
+
+        Split at CRLF, sizes and data alternate. That is the framing exactly if every size says the length that its
+        data have; where data contain a CRLF they disagree, and the chunks before the disagreement stand.
+        """
+        parts = data.split(b"\r\n") if position == 0 else data[position:].split(b"\r\n")
+        lines, contents = parts[:-1:2], parts[1:-1:2]
+        sizes = [_SIZES.get(line) or _parse_size(line) for line in lines[: len(contents)]]
+        lengths = list(map(len, contents))
+        count = len(sizes)
+        if sizes != lengths or not all(sizes):
+            count = next(
+                i for i, (size, length) in enumerate(zip(sizes, lengths, strict=True)) if size != length or not size
+            )
+        pieces += contents[:count]
+        return position + sum(map(len, lines[:count])) + sum(lengths[:count]) + 4 * count
+
+    def _next_chunk(self, data: bytes, position: int, pieces: list[bytes]) -> None:
+        """What is left from `position`: a chunk that is cut, one with a CRLF in its data, or the last one."""
+        while position < len(data):
             line_end = data.find(b"\r\n", position, position + MAX_LINE_BYTES)
             if line_end < 0:
-                if size - position >= MAX_LINE_BYTES:
+                if len(data) - position >= MAX_LINE_BYTES:
                     raise HttpProtocolError("a chunk-size line is too long")
                 self._buffer = data[position:]
-                break
+                return
             length = _chunk_size(data[position:line_end])
-            if length:
-                position, self._left = line_end + 2, length + 2
-                continue
-            end = self._trailer_end(data, position, line_end)
-            if end < 0:
-                self._buffer = data[position:]
-            else:
-                self.complete, self.excess = True, data[end:]
-            break
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            if length == 0:
+                end = self._trailer_end(data, position, line_end)
+                if end < 0:
+                    self._buffer = data[position:]
+                else:
+                    self.complete, self.excess = True, data[end:]
+                return
+            self._left = length + 2
+            rest = data[line_end + 2 :]
+            position = line_end + 2 + self._rest_of_chunk(rest, pieces)
+            if self._left or self._buffer:
+                return
 
     @staticmethod
     def _trailer_end(data: bytes, start: int, line_end: int) -> int:
@@ -168,11 +203,26 @@ class ResponseParser:
         return end + 4 if end >= 0 else -1
 
 
+_SIZES: dict[bytes, int] = {}
+"""Chunk-size lines seen lately: a server sends few different ones, and checking digits costs more than a look-up."""
+
+
 def _chunk_size(line: bytes) -> int:
+    size = _parse_size(line)
+    if size < 0:
+        raise HttpProtocolError(f"{bytes(line[:40])!r} is no chunk size")
+    return size
+
+
+def _parse_size(line: bytes) -> int:
+    """The size in a chunk-size line, extensions ignored; −1 if it is none."""
     digits = line.partition(b";")[0].rstrip(b" \t")
     if not digits or len(digits) > 12 or not _HEX.issuperset(digits):
-        raise HttpProtocolError(f"{bytes(line[:40])!r} is no chunk size")
-    return int(digits, 16)
+        return -1
+    size = int(digits, 16)
+    if len(line) <= 4 and len(_SIZES) < 4096:
+        _SIZES[line] = size
+    return size
 
 
 def _parse_head(head: bytes) -> tuple[int, int, dict[str, str]]:

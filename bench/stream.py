@@ -30,8 +30,9 @@ class StreamReader:
     """Reads one response. `begin` with its head, `feed` with its body, then `finish` or `fail`, then `fill`.
 
     Most chunks of a stream differ in their text alone. So the first one is parsed as JSON, cut at its text and kept as
-    a template; a later chunk that matches prefix and suffix, with only plain characters between them, can mean nothing
-    else, and is not parsed again. That is what makes several hundred thousand chunks a second possible in Python.
+    a template; later chunks that equal it before and after the text, with only plain characters in between, can mean
+    nothing else, and are not parsed again. That is what makes several hundred thousand chunks a second possible in
+    Python.
     """
 
     __slots__ = (
@@ -46,6 +47,7 @@ class StreamReader:
         "_prefix",
         "_status",
         "_suffix",
+        "_template",
         "_template_tries",
         "_text",
         "_times",
@@ -71,6 +73,9 @@ class StreamReader:
         self._anomalies: dict[str, int] = {}
         self._text: list[str] | None = [] if keep_text else None
         self._prefix = self._suffix = b""
+        """A chunk of the template is prefix, text, suffix."""
+        self._template: tuple[bytes, bytes, bytes, bytes] | None = None
+        """The key of the text; what stands before it in the first chunk of a read, between two, and after the last."""
         self._template_tries = 0
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
@@ -87,13 +92,14 @@ class StreamReader:
             self._plain = (self._plain + body)[:MAX_PLAIN_BODY]
             return
         try:
-            events = self._decoder.feed(body)
+            whole = self._decoder.take(body)
         except EventTooLargeError as error:
             self.fail("bad_event", str(error))
             self._plain = b""
             return
-        for event in events:
-            self._event(event, t_ns)
+        if whole and not (self._template and self._same_but_text(whole, t_ns)):
+            for event in self._decoder.events(whole):
+                self._event(event, t_ns)
 
     def fail(self, kind: str, message: str) -> None:
         """Count the request as failed; the first reason stands. Messages come from servers and end on terminals."""
@@ -173,6 +179,28 @@ class StreamReader:
             record.output_tokens, record.tokens_from = len(record.chunk_ns), "chunks"
             self._note("no_usage")
 
+    def _same_but_text(self, whole: bytes, t_ns: int) -> bool:
+        """If `whole` holds nothing but chunks of the template with plain text in them, take them all and say True."""
+        assert self._template is not None
+        key, before, between, after = self._template
+        pieces = whole.split(key)  # the key's quotes cannot stand in a plain text
+        if pieces[0] != before or not pieces[-1].endswith(after):
+            return False
+        texts = [piece[: -len(between)] for piece in pieces[1:-1] if piece.endswith(between)]
+        texts.append(pieces[-1][: -len(after)])
+        if len(texts) != len(pieces) - 1 or b"".join(texts).translate(None, _PLAIN) or not all(texts):
+            return False
+        self._take_texts(texts, t_ns)
+        return True
+
+    def _take_texts(self, texts: list[bytes], t_ns: int) -> None:
+        """Chunks of the template, by their texts."""
+        self._times.extend([t_ns] * len(texts))
+        self._kinds.extend(bytes(len(texts)))  # _TEXT
+        self._template_tries = 0
+        if self._text is not None:
+            self._text.append(b"".join(texts).decode())
+
     def _event(self, event: bytes | TypedEvent, t_ns: int) -> None:
         if isinstance(event, TypedEvent):
             if event.type == b"error":
@@ -181,21 +209,16 @@ class StreamReader:
                 return
             self._note("unknown_event_type")
             event = event.data
-        prefix, suffix = self._prefix, self._suffix
-        if prefix and event.startswith(prefix) and event.endswith(suffix):
-            text = event[len(prefix) : -len(suffix)]
+        elif self._template and event.startswith(self._prefix) and event.endswith(self._suffix):
+            text = event[len(self._prefix) : -len(self._suffix)]
             if text and not text.translate(None, _PLAIN):
-                self._times.append(t_ns)
-                self._kinds.append(_TEXT)
-                self._template_tries = 0
-                if self._text is not None:
-                    self._text.append(text.decode())
+                self._take_texts([text], t_ns)
                 return
         if self._done:
             self._note("after_done")
             return
         if event == b"[DONE]":
-            self._done, self._prefix = True, b""
+            self._done, self._template = True, None
             return
         self._chunk(event, t_ns)
 
@@ -288,10 +311,10 @@ class StreamReader:
         if payload.count(key) != 1 or len(chunk["choices"]) != 1 or chunk["choices"][0].get("finish_reason"):
             return
         start = payload.index(key) + len(key)
-        start += payload[start : start + 1] == b" "
-        if payload[start : start + 1] != b'"':
+        key = next((key + opening for opening in (b'"', b' "') if payload.startswith(opening, start)), b"")
+        if not key:
             return
-        start = end = start + 1
+        start = end = payload.index(key) + len(key)
         while payload[end : end + 1] not in (b'"', b""):
             end += 2 if payload[end : end + 1] == b"\\" else 1
         prefix, suffix = payload[:start], payload[end:]
@@ -307,6 +330,8 @@ class StreamReader:
             return
         if proven:
             self._prefix, self._suffix = prefix, suffix
+            before, after = b"data: " + prefix[: -len(key)], suffix + b"\n\n"
+            self._template = key, before, after + before, after
 
     def _finish_plain(self, *, cut: bool) -> None:
         body = self._plain or b""

@@ -295,8 +295,8 @@ chunk_values = st.one_of(
 )
 
 
-@given(st.lists(chunk_values, max_size=30), st.sampled_from(list(Api)), st.booleans())
-def test_template_changes_nothing(values: list[dict[str, Any]], api: Api, ascii_only: bool) -> None:
+@given(st.lists(chunk_values, max_size=30), st.sampled_from(list(Api)), st.booleans(), st.integers(1, 5))
+def test_template_changes_nothing(values: list[dict[str, Any]], api: Api, ascii_only: bool, per_read: int) -> None:
     """The shortcut for chunks that differ in their text alone gives what parsing each of them gives."""
 
     class NoShortcut(StreamReader):
@@ -307,8 +307,9 @@ def test_template_changes_nothing(values: list[dict[str, Any]], api: Api, ascii_
     for kind in (StreamReader, NoShortcut):
         reader = kind(api, keep_text=True)
         reader.begin(200, SSE)
-        for number, value in enumerate(values):
-            reader.feed(sse(json.dumps(value, ensure_ascii=ascii_only).encode()), number)
+        events = [sse(json.dumps(value, ensure_ascii=ascii_only).encode()) for value in values]
+        for number in range(0, len(events), per_read):
+            reader.feed(b"".join(events[number : number + per_read]), number)
         reader.feed(sse(b"[DONE]"), 99)
         reader.finish()
         reader.fill(record := RequestRecord(index=0))
@@ -328,11 +329,14 @@ def test_template_is_used(api: Api, separators: tuple[str, str]) -> None:
             parsed += 1
             super()._chunk(payload, t_ns)
 
-    reader = Counting(api)
+    reader = Counting(api, keep_text=True)
     reader.begin(200, SSE)
     for number in range(50):
-        reader.feed(sse(json.dumps(make(f" word{number}"), separators=separators).encode()), number)
+        reader.feed(sse(json.dumps(make(f" word{number}"), separators=separators).encode()) * 2, number)
+    reader.fill(record := RequestRecord(index=0))
     assert parsed == 1
+    assert record.chunk_ns == [number for number in range(50) for _ in "ab"]
+    assert record.text == "".join(f" word{number}" * 2 for number in range(50))
 
 
 @given(st.lists(st.binary(max_size=40), max_size=10))
