@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import json
 import logging
 import os
 import signal
@@ -25,7 +26,6 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import uvicorn
 
 from atom.engine.config import EMBEDDED_MODEL, EngineConfig
@@ -290,7 +290,7 @@ def _announce(service: Service, listener: socket.socket) -> None:
         "simulated": bool(service.manager.info.get("simulated")),
     }
     with contextlib.suppress(OSError):  # whoever started us need not be listening
-        print(msgspec.json.encode(ready).decode("utf-8"), flush=True)
+        print(json.dumps(ready), flush=True)
 
 
 async def _first(*events: asyncio.Event, timeout: float | None = None) -> asyncio.Event | None:

@@ -106,8 +106,8 @@ def test_a_missing_model_is_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_sigterm_while_loading_ends_it_cleanly(tiny_llama: Path) -> None:
-    command = [sys.executable, "-m", "atom.engine.server", str(tiny_llama), "--executor", "cpu", "--port", "0"]
+def test_sigterm_while_the_core_starts_ends_it_cleanly() -> None:
+    command = [sys.executable, "-m", "atom.engine.server", *SIMULATED, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         children = wait_for(lambda: psutil.Process(process.pid).children())
         process.terminate()
@@ -255,39 +255,46 @@ class SlowReader:
         self._socket.close()
 
 
+# A long name makes large events, and n many of them: some 6 MB have to be on their way before the kernel's buffers are
+# full.
+LARGE_EVENTS = (*FAST, "--served-model-name", "m" * 500)
+LARGE_ANSWER: dict[str, Any] = {"prompt": "x", "max_tokens": 1200, "n": 16, "return_token_ids": True}
+
+
 def test_a_slow_reader_gets_merged_events_and_holds_nobody_up() -> None:
-    # A long name makes large events: some 6 MB have to be on their way before the kernel's buffers are full.
-    tokens = 15_000
-    with running_server(*FAST, "--served-model-name", "m" * 500) as server:
-        body = {"prompt": "x", "max_tokens": tokens, "return_token_ids": True}
-        whole = server.post("/v1/completions", body).json()["choices"][0]
-        streamed = {**body, "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    n, tokens = LARGE_ANSWER["n"], LARGE_ANSWER["max_tokens"]
+    with running_server(*LARGE_EVENTS) as server:
+        whole = server.post("/v1/completions", LARGE_ANSWER).json()["choices"]
+        stream_options = {"include_usage": True, "continuous_usage_stats": True}
+        streamed = {**LARGE_ANSWER, "stream": True, "stream_options": stream_options}
         slow, gone = SlowReader(server, streamed), SlowReader(server, streamed)
-        wait_for(lambda: server.metrics()['atom:requests_finished_total{reason="length"}'] == 3, timeout=60)
+        wait_for(lambda: server.metrics()['atom:requests_finished_total{reason="length"}'] == 3 * n, timeout=60)
         used = server.metrics()['atom:scheduler_kv_cache_blocks{dp_rank="0",state="used"}']
         assert used == 0, "a reader that is slow holds no blocks"
         assert server.get("/load").json() == {"server_load": 2}
         gone.close()
         *chunks, usage, done = sse_events(slow.read_all())
         assert done == "[DONE]"
-        assert usage["usage"]["completion_tokens"] == tokens
-        assert len(chunks) < tokens, "nothing was merged: the reader was not slow"
-        token_ids = [token for chunk in chunks for token in chunk["choices"][0]["token_ids"]]
-        assert token_ids == whole["token_ids"]
-        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole["text"]
-        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-        counted = 0
-        for chunk in chunks:
-            counted += len(chunk["choices"][0]["token_ids"])
-            assert chunk["usage"]["completion_tokens"] == counted
-        assert server.metrics()["atom:stream_events_merged_total"] >= 1
+        assert usage["usage"]["completion_tokens"] == n * tokens
+        assert len(chunks) < n * tokens, "nothing was merged: the reader was not slow"
+        for index in range(n):
+            mine = [(chunk["choices"][0], chunk["usage"]) for chunk in chunks if chunk["choices"][0]["index"] == index]
+            assert [token for choice, _ in mine for token in choice["token_ids"]] == whole[index]["token_ids"]
+            assert "".join(choice["text"] for choice, _ in mine) == whole[index]["text"]
+            assert [choice["finish_reason"] for choice, _ in mine] == [None] * (len(mine) - 1) + ["length"]
+            counted = 0
+            for choice, so_far in mine:
+                counted += len(choice["token_ids"])
+                assert so_far["completion_tokens"] == counted
+        assert server.metrics()["atom:stream_events_merged_total"] >= n
         wait_for(lambda: server.get("/load").json() == {"server_load": 0})
 
 
 def test_a_reader_that_stops_does_not_keep_the_server_from_ending() -> None:
-    with running_server(*FAST, "--served-model-name", "m" * 500, "--shutdown-timeout", "0.5") as server:
-        reader = SlowReader(server, {"prompt": "x", "max_tokens": 15_000, "stream": True})
-        wait_for(lambda: server.metrics()['atom:requests_finished_total{reason="length"}'] == 1, timeout=60)
+    with running_server(*LARGE_EVENTS, "--shutdown-timeout", "0.5") as server:
+        reader = SlowReader(server, {**LARGE_ANSWER, "stream": True})
+        finished = 'atom:requests_finished_total{reason="length"}'
+        wait_for(lambda: server.metrics()[finished] == LARGE_ANSWER["n"], timeout=60)
         assert server.stop() == 1
         reader.close()
 
@@ -296,8 +303,8 @@ def test_megabytes_of_prompt_do_not_stop_the_loop() -> None:
     """While they are decoded and tokenized, another stream goes on. What is too long for the model is refused."""
     with running_server("--sim-base-ms", "2", "--max-model-len", "4000") as server:
         stream = BackgroundStream(server, max_tokens=3000)
-        ids = json.dumps({"prompt": [97] * 1_000_000}).encode()
-        text = json.dumps({"prompt": "x" * 5_000_000}).encode()
+        ids = json.dumps({"prompt": [97] * 400_000}).encode()
+        text = json.dumps({"prompt": "x" * 2_000_000}).encode()
         for body in (ids, text):
             before = stream.text.count("data: ")
             refused = httpx.post(f"{server.url}/v1/completions", content=body, timeout=60)
