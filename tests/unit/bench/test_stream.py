@@ -4,6 +4,8 @@ shows when it gets them wrong."""
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -347,3 +349,13 @@ def test_garbage_never_raises(pieces: list[bytes]) -> None:
         reader.feed(b"data: " + piece + b"\n\n", 1)
     reader.finish(cut=True)
     reader.fill(RequestRecord(index=0))
+
+
+def test_definitions_page_names_every_anomaly_and_error_class() -> None:
+    root = Path(__file__).resolve().parents[3]
+    page = (root / "docs" / "definitions.md").read_text()
+    code = "".join(path.read_text() for path in sorted((root / "bench").glob("*.py")))
+    names = set(re.findall(r'(?:_note|\.fail|\.stop)\(\s*(?:exchange, )?"(\w+)"', code))
+    assert {"missing_done", "truncated", "protocol", "connect", "timeout"} <= names | {"timeout"}
+    missing = {name for name in names if f"`{name}`" not in page and not name.startswith("finish_")}
+    assert missing <= {"cancelled"}, missing

@@ -1,0 +1,119 @@
+"""`atom bench random` with a server that a recipe starts: both APIs, the server's side in the table, the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from atom.bench.rundir import RunDirectory
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    load = (
+        "--random-input-len 24 --random-output-len 12 --num-prompts 24 --max-concurrency 6 --num-warmups 2 --ignore-eos"
+    )
+    return subprocess.run(
+        [sys.executable, "-m", "atom.cli.main", "bench", "random", *load.split(), *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT / ".src"), "COLUMNS": "140"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+@pytest.mark.embedded_model
+@pytest.mark.parametrize("backend", ["openai", "openai-chat"])
+def test_simulated_engine(tmp_path: Path, embedded_model: Path, backend: str) -> None:
+    done = bench(
+        tmp_path,
+        "--recipe",
+        "simulated",
+        "--backend",
+        backend,
+        "--continuous-usage-stats",
+        "--output-dir",
+        "run",
+        "--json",
+        "out.json",
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "SIMULATED executor" in done.stdout
+    assert "gen-2 share" in done.stdout
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert (result["completed"], result["failed"], result["total_output_tokens"]) == (24, 0, 24 * 12)
+    assert result["atom"]["anomalies"] == {}
+    assert result["atom"]["figures"]["merged_share"]["n"] > 0
+    if backend == "openai":
+        assert result["total_input_tokens"] == 24 * 24
+    run = RunDirectory.open(tmp_path / "run")
+    assert run.read_run_json()["validity"] == "valid"
+    assert run.read_run_json()["target"]["executor"] == "simulated"
+    assert run.report_html.stat().st_size > 20_000
+    assert any(run.server.glob("gc-api-*.jsonl"))
+
+
+@pytest.mark.embedded_model
+def test_context_that_cannot_hold_the_load_is_refused_before_it(tmp_path: Path, embedded_model: Path) -> None:
+    done = bench(
+        tmp_path,
+        "--recipe",
+        "simulated",
+        "--random-input-len",
+        "500",
+        "--output-dir",
+        "run",
+        "--quiet",
+        "--",
+        "--max-model-len",
+        "256",
+    )
+    assert done.returncode == 2, done.stderr
+    assert "--random-input-len" in done.stderr
+    assert RunDirectory.open(tmp_path / "run").read_run_json()["validity"] == "failed"
+
+
+@pytest.mark.embedded_model
+def test_server_that_dies_during_the_load_fails_the_run(tmp_path: Path, embedded_model: Path) -> None:
+    """The engine is killed by the load's own run directory: its pid is in run.json as soon as it serves."""
+    import signal
+    import time
+
+    from atom.bench.rundir import read_jsonl
+
+    arguments = "--random-input-len 8 --random-output-len 20 --num-prompts 100000 --max-concurrency 4 --output-dir run"
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "atom.cli.main",
+            "bench",
+            "random",
+            "--recipe",
+            "simulated",
+            "--quiet",
+            *arguments.split(),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / ".src")},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(read_jsonl(tmp_path / "run" / "requests" / "0.jsonl")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(RunDirectory.open(tmp_path / "run").read_run_json()["server"]["pid"], signal.SIGKILL)
+    _, errors = process.communicate(timeout=90)
+    assert process.returncode == 1, errors
+    run = RunDirectory.open(tmp_path / "run").read_run_json()
+    assert run["validity"] == "failed"
+    assert "Traceback" not in errors
