@@ -109,6 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["bench"]:
         arguments = split_multiple(arguments)
     previous = signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Shell scripts start background jobs that way; `kill -INT` must reach a run there too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         _check_namespace()
         command = typer.main.get_command(app)

@@ -117,3 +117,17 @@ def test_server_that_dies_during_the_load_fails_the_run(tmp_path: Path, embedded
     run = RunDirectory.open(tmp_path / "run").read_run_json()
     assert run["validity"] == "failed"
     assert "Traceback" not in errors
+
+
+@pytest.mark.embedded_model
+def test_interrupt_while_the_server_starts(tmp_path: Path, embedded_model: Path) -> None:
+    """From a shell script's background job, where the shell has SIGINT ignored."""
+    script = f"""
+    '{sys.executable}' -m atom.cli.main bench random --recipe simulated --num-prompts 4 --output-dir run --quiet &
+    until [ -s run/run.json ]; do sleep 0.05; done
+    kill -INT $!; wait $!; echo "status $?"
+    """
+    env = {**os.environ, "PYTHONPATH": str(ROOT / ".src")}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "status 130\n", done.stderr
+    assert RunDirectory.open(tmp_path / "run").read_run_json()["validity"] == "interrupted"

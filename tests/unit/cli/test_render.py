@@ -70,8 +70,13 @@ def test_server_figures_appear_when_captured() -> None:
     data = summary()
     assert "gen-2" not in text_of(bench_tables(data))
     data["figures"]["gen2_share"] = {
-        "value": 0.0123, "unit": "fraction", "n": 4, "definition": "", "supported": True,
-        "label": "gen-2 share", "side": "server",
+        "value": 0.0123,
+        "unit": "fraction",
+        "n": 4,
+        "definition": "",
+        "supported": True,
+        "label": "gen-2 share",
+        "side": "server",
     }
     assert "1.23%" in text_of(bench_tables(data))
 
