@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from atom.engine.api_sequence import fan_out
 from atom.engine.messages import FINISH_ABORT, FINISH_ERROR
@@ -26,9 +26,9 @@ from atom.engine.streaming import Stream, TokenEvent
 
 log = logging.getLogger(__name__)
 
-MAX_SEQUENCES: int = 4096
+MAX_SEQUENCES: Final = 4096
 """Of one request: prompts × n."""
-_NS = 1e-9
+SECONDS_PER_NS: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +78,10 @@ class Choice(abc.ABC):
             return
         recorder = self.answer.service.recorder
         if self.last_ns:
-            recorder.inter_token.observe((now - self.last_ns) * _NS / tokens, tokens)
+            recorder.inter_token.observe((now - self.last_ns) * SECONDS_PER_NS / tokens, tokens)
         else:
             self.first_ns = now
-            recorder.ttft[self.answer.streams].observe((now - self.answer.exchange.received_ns) * _NS)
+            recorder.ttft[self.answer.streams].observe((now - self.answer.exchange.received_ns) * SECONDS_PER_NS)
         self.last_ns = now
 
     @abc.abstractmethod
@@ -160,7 +160,7 @@ class Answer(abc.ABC):
                 choice = self.new_choice(prompt_index * n + child_index, prompt)
                 choice.stream = dispatcher.submit(self.format.id, prompt.token_ids, child, choice)
                 self.choices.append(choice)
-        recorder.submitted(self.exchange.received_ns, time.monotonic_ns(), n, self.request_max_tokens())
+        recorder.submitted(self.exchange.received_ns, time.monotonic_ns(), n, self.params.max_tokens)
 
     @abc.abstractmethod
     def new_choice(self, index: int, prompt: Prompt) -> Choice: ...
@@ -176,9 +176,6 @@ class Answer(abc.ABC):
     @abc.abstractmethod
     def send_error(self, error: ApiError) -> None:
         """The response has begun: end it with an error."""
-
-    def request_max_tokens(self) -> int | None:
-        return self.params.max_tokens
 
     def choice_ended(self) -> None:
         self._num_open -= 1
@@ -255,8 +252,8 @@ class Answer(abc.ABC):
                 cached_tokens=totals.prompt_tokens_details["cached_tokens"],
                 completion_tokens=totals.completion_tokens,
                 finish_reasons=[choice.finish_reason for choice in self.choices],
-                ttft_s=(min(first) - received_ns) * _NS if first else None,
-                e2e_s=(time.monotonic_ns() - received_ns) * _NS,
+                ttft_s=(min(first) - received_ns) * SECONDS_PER_NS if first else None,
+                e2e_s=(time.monotonic_ns() - received_ns) * SECONDS_PER_NS,
                 error=self.error.message if self.error is not None else None,
                 user=request.user,
                 safety_identifier=request.safety_identifier,

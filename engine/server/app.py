@@ -17,8 +17,9 @@ from atom.engine.server import status
 from atom.engine.server.api_errors import ApiError, ClientDisconnected, from_exception
 from atom.engine.server.body import header
 from atom.engine.server.completions import chat_completions, completions
+from atom.engine.server.response_writer import ResponseWriter
 from atom.engine.server.service import Exchange, Service
-from atom.engine.server.sse import ResponseWriter
+from atom.engine.server.tokenization import detokenize_ids, tokenize_prompt
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +37,8 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("GET", "/load", status.load),
     ("GET", "/metrics", status.metrics),
     ("GET", "/server_info", status.server_info),
-    ("POST", "/tokenize", status.tokenize_endpoint),
-    ("POST", "/detokenize", status.detokenize_endpoint),
+    ("POST", "/tokenize", tokenize_prompt),
+    ("POST", "/detokenize", detokenize_ids),
     ("POST", "/start_profile", status.start_profile),
     ("POST", "/stop_profile", status.stop_profile),
 )

@@ -157,7 +157,7 @@ def _prepare_simulated(engine_config: EngineConfig, config: ServerConfig) -> tup
 
 
 async def _start_engine(manager: CoreManager, signals: _Signals) -> bool:
-    """False when a signal came first; the engine is shut down then."""
+    """False when a signal came first; the engine is gone then."""
     start = asyncio.ensure_future(asyncio.to_thread(manager.start))
     stop = asyncio.ensure_future(signals.first.wait())
     await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -165,10 +165,13 @@ async def _start_engine(manager: CoreManager, signals: _Signals) -> bool:
         stop.cancel()
         start.result()
         return True
-    while not start.done():  # `start` adds its processes one after the other
-        await asyncio.to_thread(manager.shutdown, False, 0.0)
-        await asyncio.wait({start}, timeout=0.1)
+    # Without its cores `start` fails and cleans up. `shutdown` is not for a manager that is half started.
+    while not start.done():
+        for core in list(manager.engines):
+            await asyncio.to_thread(core.terminate)
+        await asyncio.wait({start}, timeout=0.05)
     start.exception()
+    await asyncio.to_thread(manager.shutdown, False, 0.0)  # it may have been ready a moment before
     return False
 
 

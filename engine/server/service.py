@@ -21,7 +21,7 @@ from atom.engine.server.config import ServerConfig
 from atom.engine.server.metrics.exporter import MetricsExporter
 from atom.engine.server.metrics.recorder import Recorder
 from atom.engine.server.request_log import RequestLog
-from atom.engine.server.sse import JSON_HEADER, ResponseWriter
+from atom.engine.server.response_writer import JSON_HEADER, ResponseWriter
 from atom.engine.streaming import StreamDispatcher
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 
 from atom.engine.messages import FINISH_ABORT, FINISH_ERROR
-from atom.engine.server.answer import _NS, Answer, Choice, Prompt
+from atom.engine.server.answer import SECONDS_PER_NS, Answer, Choice, Prompt, log
 from atom.engine.server.api_errors import ApiError
 from atom.engine.server.formats import ChunkEncoder, encode_json, usage_chunk
-from atom.engine.server.sse import DONE
+from atom.engine.server.response_writer import DONE
 from atom.engine.streaming import TokenEvent, merge_events
 
 
@@ -57,7 +57,7 @@ class StreamedChoice(Choice):
         try:
             now = time.monotonic_ns()
             if tokens := len(event.token_ids):
-                self._observe_itl((now - self.last_ns) * _NS / tokens, tokens)
+                self._observe_itl((now - self.last_ns) * SECONDS_PER_NS / tokens, tokens)
                 self.last_ns = now
             self._recorder.stream_events += 1
             self._writer.write(self._before + encode_json(event.text) + after)
@@ -143,6 +143,13 @@ class StreamedAnswer(Answer):
             self.writer.write(tail)
 
     def _drained(self) -> None:
+        try:
+            self._flush_pending()
+        except Exception:
+            log.exception("request %s failed in the server", self.exchange.request_id)
+            self.fail(ApiError(500, "the server failed to build the answer"))
+
+    def _flush_pending(self) -> None:
         """What came while the reader was slow goes out as one event per choice, until it is slow again."""
         if self.writer.ended:
             return

@@ -25,7 +25,7 @@ from atom.engine.server.metrics.histogram import (
 )
 
 FINISH_REASONS: Final = (FINISH_STOP, FINISH_LENGTH, FINISH_ABORT, FINISH_ERROR)
-_S: Final = 1e-9
+_SECONDS_PER_NS: Final = 1e-9
 
 
 class EngineRecorder:
@@ -69,7 +69,7 @@ class Recorder:
     def on_step(self, step: StepOutputs) -> None:
         engine = self.engines[step.engine_index]
         for first in step.first_scheduled:
-            engine.queue_time.observe(max(0, first.scheduled_ns - first.queued_ns) * _S)
+            engine.queue_time.observe(max(0, first.scheduled_ns - first.queued_ns) * _SECONDS_PER_NS)
         stats = step.stats
         if stats is None or step.step < 0:
             return
@@ -82,7 +82,7 @@ class Recorder:
 
     def submitted(self, received_ns: int, now_ns: int, n: int, max_tokens: int | None) -> None:
         """A request went to the engine. `received_ns` is when its HTTP request began."""
-        self.preprocess.observe((now_ns - received_ns) * _S)
+        self.preprocess.observe((now_ns - received_ns) * _SECONDS_PER_NS)
         self.params_n.observe(n)
         if max_tokens is not None:
             self.params_max_tokens.observe(max_tokens)
@@ -93,16 +93,18 @@ class Recorder:
         if reason not in (FINISH_STOP, FINISH_LENGTH):
             return
         tokens = seq.num_output_tokens
-        self.e2e.observe((now_ns - received_ns) * _S)
+        self.e2e.observe((now_ns - received_ns) * _SECONDS_PER_NS)
         self.prompt_tokens.observe(len(seq.prompt_token_ids))
         self.generation_tokens.observe(tokens)
         self.cached_tokens += seq.num_cached_tokens
         if seq.scheduled_ns and seq.first_token_ns:
-            self.prefill.observe(max(0, seq.first_token_ns - seq.scheduled_ns) * _S)
-            self.decode.observe(max(0, seq.finish_ns - seq.first_token_ns) * _S)
-            self.inference.observe(max(0, seq.finish_ns - seq.scheduled_ns) * _S)
+            self.prefill.observe(max(0, seq.first_token_ns - seq.scheduled_ns) * _SECONDS_PER_NS)
+            self.decode.observe(max(0, seq.finish_ns - seq.first_token_ns) * _SECONDS_PER_NS)
+            self.inference.observe(max(0, seq.finish_ns - seq.scheduled_ns) * _SECONDS_PER_NS)
             if tokens > 1:
-                self.time_per_output_token.observe((seq.finish_ns - seq.first_token_ns) * _S / (tokens - 1))
+                self.time_per_output_token.observe(
+                    (seq.finish_ns - seq.first_token_ns) * _SECONDS_PER_NS / (tokens - 1)
+                )
 
     def responded(self, route: str, status: int) -> None:
         key = (route, status)

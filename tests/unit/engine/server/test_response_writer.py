@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from atom.engine.server.sse import ResponseWriter
+from atom.engine.server.response_writer import ResponseWriter
 
 
 class StandInServer:
