@@ -91,9 +91,12 @@ def test_a_port_that_is_taken_while_the_model_loads_is_one_line() -> None:
         port = str(taken.getsockname()[1])
         command = [sys.executable, "-m", "atom.engine.server", *SIMULATED, "--port", port]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            wait_for(lambda: psutil.Process(process.pid).children())
-            taken.listen()
-            out, err = process.communicate(timeout=30)
+            try:
+                wait_for(lambda: psutil.Process(process.pid).children())
+                taken.listen()
+                out, err = process.communicate(timeout=30)
+            finally:
+                process.kill()
     assert (process.returncode, out) == (1, "")
     assert f"--port {port}" in err
     assert "Traceback" not in err
@@ -109,9 +112,12 @@ def test_a_missing_model_is_one_line(tmp_path: Path) -> None:
 def test_sigterm_while_the_core_starts_ends_it_cleanly() -> None:
     command = [sys.executable, "-m", "atom.engine.server", *SIMULATED, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        children = wait_for(lambda: psutil.Process(process.pid).children())
-        process.terminate()
-        out, err = process.communicate(timeout=30)
+        try:
+            children = wait_for(lambda: psutil.Process(process.pid).children())
+            process.terminate()
+            out, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert (process.returncode, out) == (0, ""), err
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive
