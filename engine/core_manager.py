@@ -96,6 +96,7 @@ class CoreManager:
         self._failure: EngineDeadError | None = None
         self._closing = False
         self._closed = False
+        self._shutdown_lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._step_finished: _SequenceBatch = []
         self._step_aborts: list[int] = []
@@ -116,7 +117,8 @@ class CoreManager:
             self._loop = loop or asyncio.get_running_loop()
         deadline = time.monotonic() + timeout
         try:
-            self._open_channel_and_processes()
+            with self._shutdown_lock:
+                self._open_channel_and_processes()
             for engine in self.engines:
                 engine.ready.wait(max(0.0, deadline - time.monotonic()))
                 self._raise_if_dead()
@@ -131,6 +133,8 @@ class CoreManager:
         self._channel.unlink()
 
     def _open_channel_and_processes(self) -> None:
+        if self._closing:
+            raise EngineDeadError("the engine is shut down")
         config_json = self.config.to_json()
         channel = self._channel = CoreChannel(num_engines=1, send_hwm=2 * self.max_open_sequences + 1024)
         for index, input_address in enumerate(channel.input_addresses):
@@ -145,10 +149,16 @@ class CoreManager:
 
     def shutdown(self, drain: bool = False, timeout: float = 10.0) -> None:
         """Stop the cores, finishing what runs when `drain`, and free everything. What is still open after `timeout`
-        seconds ends with reason abort. Safe to call twice. Blocks, so not from an event loop."""
-        if self._closed:
-            return
+        seconds ends with reason abort. Safe to call twice, also while `start` waits on another thread: that raises
+        `EngineDeadError`. Blocks, so not from an event loop."""
         self._closing = True
+        for engine in self.engines:
+            engine.ready.set()  # whoever waits in `start` looks again, and sees that it is over
+        with self._shutdown_lock:
+            if not self._closed:
+                self._shut_down(drain, timeout)
+
+    def _shut_down(self, drain: bool, timeout: float) -> None:
         if self._failure is None:
             for engine in self.engines:
                 with contextlib.suppress(QueueFullError):

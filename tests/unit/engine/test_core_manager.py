@@ -160,6 +160,17 @@ def test_a_core_that_ignores_shutdown_is_killed() -> None:
     assert manager.engines[0].returncode == -signal.SIGKILL
 
 
+def test_shutdown_ends_a_start_that_waits_on_another_thread() -> None:
+    manager = make("never-ready")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(manager.start)
+        until(lambda: bool(manager.engines))
+        manager.shutdown(timeout=0.0)
+        with pytest.raises(EngineDeadError, match="shut down"):
+            starting.result(WAIT_S)
+    assert all(engine.returncode is not None for engine in manager.engines)
+
+
 def test_shutdown_with_drain_finishes_what_runs() -> None:
     recorder = Recorder()
     manager = make()
