@@ -178,7 +178,8 @@ typedef struct {
 int64_t atom_make_tiles(const atom_attention *at, const atom_batch *b, atom_tile *tiles);
 /* Floats of scratch that one thread needs. */
 int64_t atom_attention_scratch(const atom_attention *at);
-void atom_store_kv(const atom_attention *at, int64_t slot, const float *k, const float *v, void *k_cache, void *v_cache);
+void atom_store_kv(const atom_attention *at, int64_t slot, const float *k, const float *v, void *k_cache,
+                   void *v_cache);
 /* Inside a task: all tiles, shared with the other threads of the pool. q [t, h * hd] has row stride ldq. */
 void atom_attend_tiles(atom_pool *pool, int tid, const atom_attention *at, const atom_batch *b, const atom_tile *tiles,
                        int64_t num_tiles, const float *q, int64_t ldq, const void *k_cache, const void *v_cache,

@@ -43,7 +43,8 @@ int64_t atom_make_tiles(const atom_attention *at, const atom_batch *b, atom_tile
     return n;
 }
 
-void atom_store_kv(const atom_attention *at, int64_t slot, const float *k, const float *v, void *k_cache, void *v_cache) {
+void atom_store_kv(const atom_attention *at, int64_t slot, const float *k, const float *v, void *k_cache,
+                   void *v_cache) {
     int64_t bs = at->block_size, g = at->num_kv_heads, hd = at->head_dim, vd = padded(hd);
     int64_t block = slot / bs, offset = slot % bs;
     for (int64_t h = 0; h < g; h++) {
@@ -64,57 +65,67 @@ INLINE vf load(const void *base, int64_t i, const int bf16) {
     return bf16 ? load_bf16((const uint16_t *)base + i) : load_f32((const float *)base + i);
 }
 
-#define QR 8 /* query rows per register block */
+#define QR 8                        /* query rows per register block */
+#define WIDE (VL >= 16 ? 4 : 2)     /* vectors per row of a block of up to QR / 2 rows; larger blocks have 2 */
+#define VECTORS(rows) ((rows) <= QR / 2 ? WIDE : 2)
 
-/* s[rows][2 VL] = q[rows][hd] . keys; k0 and k1 are two groups of VL keys, d-major with the given stride. */
-INLINE void score_block(const int rows, const int bf16, const float *q, int64_t ldq, const void *k0, const void *k1,
-                        int64_t stride, int64_t hd, float *s) {
-    vf a0[QR], a1[QR];
+/* s[rows][vectors * VL] = q[rows][hd] . keys; k holds one pointer per VL keys, d-major with the given stride. */
+INLINE void score_block(const int rows, const int vectors, const int bf16, const float *q, int64_t ldq,
+                        const void *const *k, int64_t stride, int64_t hd, float *s) {
+    vf acc[QR][4];
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) a0[r] = a1[r] = splat(0);
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) acc[r][v] = splat(0);
     for (int64_t d = 0; d < hd; d++) {
-        vf x0 = load(k0, d * stride, bf16), x1 = load(k1, d * stride, bf16);
+        vf x[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) x[v] = load(k[v], d * stride, bf16);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
-            vf x = splat(q[r * ldq + d]);
-            a0[r] += x * x0;
-            a1[r] += x * x1;
+            vf y = splat(q[r * ldq + d]);
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) acc[r][v] += y * x[v];
         }
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-        store_f32(s + r * ATOM_CHUNK, a0[r]);
-        store_f32(s + r * ATOM_CHUNK + VL, a1[r]);
-    }
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) store_f32(s + r * ATOM_CHUNK + v * VL, acc[r][v]);
 }
 
-/* o[rows][2 VL columns at d] = o * alpha + p . values, over segments of consecutive value rows. */
-INLINE void value_block(const int rows, const int bf16, const float *p, const float *alpha, const void *const *segments,
-                        int64_t segment_len, int64_t keys, int64_t d0, int64_t d1, int64_t vd, float *o, int64_t ldo) {
-    vf a0[QR], a1[QR];
+/* o = o * alpha + p . values for `vectors` groups of VL columns from d0, over segments of consecutive value rows.
+ * Groups beyond the last one repeat it, which computes it twice with equal results. */
+INLINE void value_block(const int rows, const int vectors, const int bf16, const float *p, const float *alpha,
+                        const void *const *segments, int64_t segment_len, int64_t keys, int64_t d0, int64_t vd,
+                        float *o, int64_t ldo) {
+    vf acc[QR][4];
+    int64_t d[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++) d[v] = MIN(d0 + v * VL, vd - VL);
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-        a0[r] = load_f32(o + r * ldo + d0) * splat(alpha[r]);
-        a1[r] = load_f32(o + r * ldo + d1) * splat(alpha[r]);
-    }
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) acc[r][v] = load_f32(o + r * ldo + d[v]) * splat(alpha[r]);
     for (int64_t j0 = 0; j0 < keys; j0 += segment_len) {
-        const void *v = segments[j0 / segment_len];
+        const void *values = segments[j0 / segment_len];
         int64_t n = MIN(segment_len, keys - j0);
         for (int64_t j = 0; j < n; j++) {
-            vf x0 = load(v, j * vd + d0, bf16), x1 = load(v, j * vd + d1, bf16);
+            vf x[4];
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) x[v] = load(values, j * vd + d[v], bf16);
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++) {
-                vf x = splat(p[r * ATOM_CHUNK + j0 + j]);
-                a0[r] += x * x0;
-                a1[r] += x * x1;
+                vf y = splat(p[r * ATOM_CHUNK + j0 + j]);
+#pragma GCC unroll 4
+                for (int v = 0; v < vectors; v++) acc[r][v] += y * x[v];
             }
         }
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-        store_f32(o + r * ldo + d0, a0[r]);
-        store_f32(o + r * ldo + d1, a1[r]);
-    }
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) store_f32(o + r * ldo + d[v], acc[r][v]);
 }
 
 #define QR_SWITCH(rows, CALL)   \
@@ -131,19 +142,19 @@ INLINE void value_block(const int rows, const int bf16, const float *p, const fl
     }
 
 #define INSTANTIATE(NAME, BF16)                                                                                      \
-    static __attribute__((noinline)) void score_##NAME(int rows, const float *q, int64_t ldq, const void *k0,          \
-                                                       const void *k1, int64_t stride, int64_t hd, float *s) {         \
-        _Pragma("GCC diagnostic push") QR_SWITCH(rows, SCORE_##BF16) _Pragma("GCC diagnostic pop")                     \
+    static __attribute__((noinline)) void score_##NAME(int rows, const float *q, int64_t ldq, const void *const *k,  \
+                                                       int64_t stride, int64_t hd, float *s) {                       \
+        QR_SWITCH(rows, SCORE_##BF16)                                                                                \
     }                                                                                                                \
-    static __attribute__((noinline)) void value_##NAME(int rows, const float *p, const float *alpha,                   \
-                                                       const void *const *seg, int64_t len, int64_t keys, int64_t d0,  \
-                                                       int64_t d1, int64_t vd, float *o, int64_t ldo) {                \
+    static __attribute__((noinline)) void value_##NAME(int rows, const float *p, const float *alpha,                 \
+                                                       const void *const *seg, int64_t len, int64_t keys, int64_t d, \
+                                                       int64_t vd, float *o, int64_t ldo) {                          \
         QR_SWITCH(rows, VALUE_##BF16)                                                                                \
     }
-#define SCORE_0(R) score_block(R, 0, q, ldq, k0, k1, stride, hd, s)
-#define SCORE_1(R) score_block(R, 1, q, ldq, k0, k1, stride, hd, s)
-#define VALUE_0(R) value_block(R, 0, p, alpha, seg, len, keys, d0, d1, vd, o, ldo)
-#define VALUE_1(R) value_block(R, 1, p, alpha, seg, len, keys, d0, d1, vd, o, ldo)
+#define SCORE_0(R) score_block(R, VECTORS(R), 0, q, ldq, k, stride, hd, s)
+#define SCORE_1(R) score_block(R, VECTORS(R), 1, q, ldq, k, stride, hd, s)
+#define VALUE_0(R) value_block(R, VECTORS(R), 0, p, alpha, seg, len, keys, d, vd, o, ldo)
+#define VALUE_1(R) value_block(R, VECTORS(R), 1, p, alpha, seg, len, keys, d, vd, o, ldo)
 INSTANTIATE(f32, 0)
 INSTANTIATE(bf16, 1)
 
@@ -219,6 +230,26 @@ static void view_chunk(const atom_attention *at, const int32_t *table, int64_t k
     view->k_stride = bs, view->v_len = len, view->bf16 = bf16;
 }
 
+INLINE void prefetch(const void *start, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)start + i, 0, 2);
+}
+
+/* The pieces of a chunk lie scattered, so no hardware prefetcher runs ahead of them: values are fetched during the
+ * scores, the next chunk's keys during the weighted sum. */
+static void prefetch_values(const atom_attention *at, const chunk_view *view, int64_t keys) {
+    int64_t row = padded(at->head_dim) * (view->bf16 ? 2 : 4);
+    for (int64_t j = 0; j < keys; j += view->v_len)
+        prefetch(view->v[j / view->v_len], MIN(view->v_len, keys - j) * row);
+}
+
+static void prefetch_keys(const atom_attention *at, const int32_t *table, int64_t kvh, int64_t first, int64_t last,
+                          const void *kc) {
+    int64_t bs = at->block_size, size = at->head_dim * bs * (at->dtype == ATOM_BF16 ? 2 : 4);
+    if (bs > ATOM_CHUNK) return; /* one block then is several chunks, and its rows are no contiguous piece */
+    for (int64_t pos = first; pos < MIN(first + ATOM_CHUNK, last); pos += bs)
+        prefetch((const char *)kc + (table[pos / bs] * at->num_kv_heads + kvh) * size, size);
+}
+
 /* Rows [row0, row0 + rows) of a tile: row r is token first + r / group, head kvh * group + r % group. */
 static void attend_rows(const atom_attention *at, const atom_batch *b, const atom_tile *tile, int64_t kvh, int64_t row0,
                         int64_t rows, const float *q, int64_t ldq, const void *kc, const void *vc, float *out,
@@ -242,18 +273,17 @@ static void attend_rows(const atom_attention *at, const atom_batch *b, const ato
         else widen_chunk(at, table, kvh, c0, keys, kc, vc, w, &view);
         for (int64_t r = 0; r < rows; r += QR) {
             int n = (int)MIN(QR, rows - r);
-            for (int64_t j = 0; j < keys; j += 2 * VL)
-                (view.bf16 ? score_bf16 : score_f32)(n, w->q + r * vd, vd, view.k[j / VL],
-                                                     view.k[MIN(j / VL + 1, ATOM_CHUNK / VL - 1)], view.k_stride, hd,
+            if (direct) prefetch_values(at, &view, keys);
+            for (int64_t j = 0; j < keys; j += VECTORS(n) * VL)
+                (view.bf16 ? score_bf16 : score_f32)(n, w->q + r * vd, vd, view.k + j / VL, view.k_stride, hd,
                                                      w->s + r * ATOM_CHUNK + j);
+            if (direct && c0 + ATOM_CHUNK < last) prefetch_keys(at, table, kvh, c0 + ATOM_CHUNK, last, kc);
             for (int i = 0; i < n; i++)
                 w->alpha[r + i] = softmax_step(w->s + (r + i) * ATOM_CHUNK, MIN(limit[r + i] - c0, ATOM_CHUNK),
                                                &w->m[r + i], &w->l[r + i]);
-            for (int64_t d = 0; d < vd; d += 2 * VL) {
-                int64_t d1 = MIN(d + VL, vd - VL); /* an odd last group is computed twice, with equal results */
-                (view.bf16 ? value_bf16 : value_f32)(n, w->s + r * ATOM_CHUNK, w->alpha + r, view.v, view.v_len, keys, d,
-                                                     d1, vd, w->o + r * vd, vd);
-            }
+            for (int64_t d = 0; d < vd; d += VECTORS(n) * VL)
+                (view.bf16 ? value_bf16 : value_f32)(n, w->s + r * ATOM_CHUNK, w->alpha + r, view.v, view.v_len, keys,
+                                                     d, vd, w->o + r * vd, vd);
         }
     }
     for (int64_t r = 0; r < rows; r++) {

@@ -99,8 +99,8 @@ static void prepare_token(const step *s, const atom_layer *layer, int64_t t) {
 typedef enum { STORE, ADD } epilogue;
 
 /* out = a W^T + bias (padded columns) or out += a W^T + bias. */
-static void linear(const step *s, int tid, const atom_weight *w, const float *a, int64_t lda, int64_t m, float *out, int64_t ldo,
-                   epilogue how) {
+static void linear(const step *s, int tid, const atom_weight *w, const float *a, int64_t lda, int64_t m, float *out,
+                   int64_t ldo, epilogue how) {
     int64_t panels = CEIL_DIV(w->n, NR), row_blocks = CEIL_DIV(m, ATOM_MC);
     float *scratch = s->scratch + tid * s->scratch_each, *tile = scratch + ATOM_GEMM_SCRATCH;
     FOR_EACH_ITEM(s->pool, tid, item, panels * row_blocks) {
@@ -113,7 +113,8 @@ static void linear(const step *s, int tid, const atom_weight *w, const float *a,
         }
         atom_gemm_panel(w, (int)s->m->dtype, p, a + r0 * lda, lda, rows, tile, NR, scratch);
         for (int64_t r = 0; r < rows; r++)
-            for (int64_t j = 0; j < cols; j++) dst[r * ldo + j] = tile[r * NR + j] + (how == ADD ? dst[r * ldo + j] : 0);
+            for (int64_t j = 0; j < cols; j++)
+                dst[r * ldo + j] = tile[r * NR + j] + (how == ADD ? dst[r * ldo + j] : 0);
     }
     atom_barrier(s->pool);
 }

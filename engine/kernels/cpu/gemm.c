@@ -34,8 +34,8 @@ void atom_pack_weight(const void *weight_nk, void *packed, int64_t n, int64_t k,
 #define PREFETCH_ROWS 32 /* measured: 6 KiB ahead, into L2, reaches 88% of the bandwidth of a plain sum */
 
 /* c[rows, NR] (+)= a[rows, k] b[k, NR], b float32; `streamed`: b comes from memory and is worth prefetching. */
-INLINE void micro_f32(const int rows, const int streamed, const float *a, int64_t lda, const float *b, int64_t k, float *c,
-                      int64_t ldc, int first) {
+INLINE void micro_f32(const int rows, const int streamed, const float *a, int64_t lda, const float *b, int64_t k,
+                      float *c, int64_t ldc, int first) {
     vf acc[MR][NV];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
@@ -62,8 +62,8 @@ INLINE void micro_f32(const int rows, const int streamed, const float *a, int64_
 }
 
 /* c[rows, NR] (+)= a[rows, k] b[k, NR], b packed bfloat16 pairs; `widen`: also leave b as float32 in `wide`. */
-INLINE void micro_bf16(const int rows, const int widen, const float *a, int64_t lda, const uint32_t *b, int64_t k, float *c,
-                       int64_t ldc, int first, float *wide) {
+INLINE void micro_bf16(const int rows, const int widen, const float *a, int64_t lda, const uint32_t *b, int64_t k,
+                       float *c, int64_t ldc, int first, float *wide) {
     vf acc[MR][NV];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
