@@ -1,8 +1,8 @@
 /* Temperature, min_p, top_k and top_p over rows of logits, in place: what is filtered out becomes -inf.
  *
  * The definitions are those of `engine/executors/filters.py`: each filter keeps every logit at or above a threshold.
- * The thresholds are found by radix selection over the distance of a logit's bit pattern from the largest one's, among the
- * logits within a few units of it if they suffice, where sorting 49,152 logits would take milliseconds. */
+ * The thresholds are found by radix selection over the distance of a logit's bit pattern from the largest one's, among
+ * the logits within a few units of it if they suffice, where sorting 49,152 logits would take milliseconds. */
 #include "atom.h"
 
 #include <math.h>

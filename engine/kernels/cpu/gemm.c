@@ -195,7 +195,8 @@ static void run_gemm(void *arg, int tid) {
 }
 
 /* The layer on its own, for tests and measurements: a [m, k] and out [m, n], contiguous. */
-void atom_gemm(atom_pool *pool, const atom_weight *w, int dtype, const float *a, int64_t m, float *out, float *scratch) {
+void atom_gemm(atom_pool *pool, const atom_weight *w, int dtype, const float *a, int64_t m, float *out,
+               float *scratch) {
     gemm_task t = {pool, w, dtype, a, m, out, scratch};
     atom_pool_run(pool, run_gemm, &t);
 }
