@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,7 +65,11 @@ class JsonlWriter:
             pass  # a file system without locks
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            os.write(self._fd, b"\n")
+            try:
+                os.write(self._fd, b"\n")
+            except OSError as error:
+                self.close()
+                raise RunError(f"cannot write {path}: {error.strerror}") from None
 
     def append(self, record: Mapping[str, Any]) -> None:
         self.append_line(json.dumps(record, separators=(",", ":"), allow_nan=False))
@@ -132,17 +137,21 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` atomically with `text`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Replace `path` atomically with `text`, keeping the file's mode. RunError if the file system refuses."""
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), 0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
+        fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                file.write(text)
+                os.fchmod(file.fileno(), mode)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}") from None
 
 
 def check_schema_version(value: object, where: Path) -> None:

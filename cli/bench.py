@@ -325,9 +325,7 @@ def _output(given: dict[str, Any]) -> Output:
         result = (given["result_dir"] or Path()) / name
     elif given["result_dir"] or given["result_filename"]:
         raise UsageError("--result-dir and --result-filename need --save-result")
-    if result is not None:
-        opt.check_writable("--result-dir", result)
-    opt.check_outputs(given["json_path"], given["markdown"], given["junit"])
+    opt.check_outputs(given["json_path"], given["markdown"], given["junit"], save_result=result)
     return Output(
         directory=given["output_dir"],
         json=[path for path in (given["json_path"], result) if path is not None],

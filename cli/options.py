@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
+from atom.cli.outputs import check_distinct, check_writable
 from atom.recipes.errors import UsageError
 
 __all__ = [
@@ -122,28 +123,17 @@ def parse_pairs(flag: str, items: Sequence[str], separators: str = "=") -> dict[
     return pairs
 
 
-def check_writable(flag: str, path: str | Path | None) -> None:
-    """Refuse a file that cannot be written before anything is measured."""
-    if path is None or str(path) == "-":
-        return
-    folder = Path(path).absolute().parent
-    if not folder.is_dir():
-        raise UsageError(f"{flag} {path}: there is no directory {folder}")
-    if Path(path).is_dir():
-        raise UsageError(f"{flag} {path} is a directory; a file is needed")
-    try:
-        with Path(path).open("a"):
-            pass
-    except OSError as error:
-        raise UsageError(f"{flag} {path}: {error.strerror}") from None
-
-
-def check_outputs(json_path: str | None, markdown: str | None, junit: Path | None) -> None:
-    """Refuse output files that cannot be written, and two formats for one standard output."""
-    for flag, path in (("--json", json_path), ("--markdown", markdown), ("--junit", junit)):
+def check_outputs(json_path: str | None, markdown: str | None, junit: Path | None, **more: Path | None) -> None:
+    """Refuse output files that cannot be written, and two formats for one file. `more`: by option name."""
+    outputs: list[tuple[str, str | Path | None]] = [
+        ("--json", json_path),
+        ("--markdown", markdown),
+        ("--junit", junit),
+        *((f"--{name.replace('_', '-')}", path) for name, path in more.items()),
+    ]
+    for flag, path in outputs:
         check_writable(flag, path)
-    if json_path == "-" and markdown == "-":
-        raise UsageError("--json - and --markdown - both want standard output; give one of them a path")
+    check_distinct(outputs)
 
 
 def step_summary() -> Path | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from rich.console import Console
 
 from atom.bench.export import junit, vllm_result
 from atom.bench.report.page import write_report
-from atom.bench.rundir import RunDirectory, write_text
+from atom.bench.rundir import RunDirectory
+from atom.cli.outputs import describe_os_error, write_output
 from atom.cli.render import bench_tables, markdown, print_tables
+from atom.recipes.errors import RunError
 
 __all__ = ["Output", "publish"]
 
@@ -43,32 +46,57 @@ class Output:
 
 
 def publish(run_dir: RunDirectory, summary: Mapping[str, Any], output: Output) -> None:
-    """Write report.html, then everything in `output`."""
-    write_report(run_dir, summary)
+    """Write report.html and everything in `output`. What cannot be written keeps nothing else from being written or
+    shown; RunError names it at the end."""
+    failures: list[str] = []
+
+    def attempt(write: Callable[[], None]) -> None:
+        try:
+            write()
+        except BrokenPipeError:
+            raise
+        except (RunError, OSError) as error:
+            failures.append(describe_os_error(error) if isinstance(error, OSError) else str(error))
+
+    attempt(lambda: write_report(run_dir, summary))
     tables = bench_tables(summary, str(run_dir.report_html))
     if output.json:
-        result = vllm_result(
-            run_dir,
-            summary,
-            backend=str(run_dir.read_run_json().get("backend") or "openai"),
-            label=output.label,
-            metadata=output.metadata,
-            metrics=output.metrics,
-            percentiles=tuple(output.percentiles),
-            detailed=output.detailed,
-        )
-        text = json.dumps(result, indent=2, allow_nan=False) + "\n"
+        text = _result_json(run_dir, summary, output)
         for path in output.json:
-            _write(path, text)
+            attempt(partial(_write, path, text))
     if output.markdown is not None:
-        _write(output.markdown, markdown(tables))
+        attempt(partial(_write, output.markdown, markdown(tables)))
     if output.junit is not None:
-        _write(output.junit, junit(summary))
+        attempt(partial(_write, output.junit, junit(summary)))
     if output.step_summary is not None:
-        with output.step_summary.open("a", encoding="utf-8") as file:
-            file.write(markdown(tables) + "\n")
+        _append_step_summary(output.step_summary, markdown(tables) + "\n")
     if not output.quiet and not output.owns_stdout:
         print_tables(tables, Console())
+    if failures:
+        raise RunError("; ".join(failures))
+
+
+def _result_json(run_dir: RunDirectory, summary: Mapping[str, Any], output: Output) -> str:
+    result = vllm_result(
+        run_dir,
+        summary,
+        backend=str(run_dir.read_run_json().get("backend") or "openai"),
+        label=output.label,
+        metadata=output.metadata,
+        metrics=output.metrics,
+        percentiles=tuple(output.percentiles),
+        detailed=output.detailed,
+    )
+    return json.dumps(result, indent=2, allow_nan=False) + "\n"
+
+
+def _append_step_summary(path: Path, text: str) -> None:
+    """A page of the CI job, not of the run: a run is as good without it."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        print(f"warning: GITHUB_STEP_SUMMARY {path}: {error.strerror}", file=sys.stderr)
 
 
 def _write(path: str | Path, text: str) -> None:
@@ -76,4 +104,4 @@ def _write(path: str | Path, text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     else:
-        write_text(Path(path), text)
+        write_output(path, text)

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from atom.cli import main as cli
-from atom.cli.options import check_writable, parse_pairs, parse_percentiles, parse_rate, split_multiple
+from atom.cli.options import parse_pairs, parse_percentiles, parse_rate, split_multiple
 from atom.recipes.errors import AtomError, ExitStatus, GateError, InvalidRunError, RunError, ServerDiedError, UsageError
 
 SRC = str(Path(__file__).resolve().parents[3] / ".src")
@@ -189,12 +189,3 @@ def test_small_parsers() -> None:
     assert parse_rate("2.5") == 2.5
     assert parse_percentiles("50, 99.9") == [50.0, 99.9]
     assert parse_pairs("--header", ["A=b=c", "X: y"], "=:") == {"A": "b=c", "X": "y"}
-
-
-def test_unwritable_outputs_are_refused(tmp_path: Path) -> None:
-    check_writable("--json", tmp_path / "new.json")
-    check_writable("--json", "-")
-    with pytest.raises(UsageError, match="directory"):
-        check_writable("--json", tmp_path)
-    with pytest.raises(UsageError, match="no directory"):
-        check_writable("--json", tmp_path / "a" / "b.json")
