@@ -22,6 +22,8 @@ DEFAULT_TOKEN_RANGE: Final = (256, 30_000)
 """Token ids drawn where the vocabulary's size is unknown: inside that of every common model, and away from the first
 few hundred ids, where tokenizers keep special and single-byte tokens."""
 
+_PIECE: Final = 65_536
+"""Token ids that are made text in one go."""
 _PROMPTS, _PREFIX, _WARMUP = 0, 1, 3
 
 
@@ -110,7 +112,9 @@ class RandomSource:
             planned: int | None = None  # only the server's usage knows how many tokens the words and the template make
         else:
             ids = np.concatenate([self._ids(prefix, self.prefix_len), self._ids(rng, input_len)])
-            prompt = b"[" + b",".join(map(self._decimal.__getitem__, ids.tolist())) + b"]"
+            # In pieces: a join never lets another thread run, and a signal has to be heard meanwhile.
+            pieces = (ids[at : at + _PIECE].tolist() for at in range(0, len(ids), _PIECE))
+            prompt = b"[" + b",".join([b",".join(map(self._decimal.__getitem__, piece)) for piece in pieces]) + b"]"
             planned = self.prefix_len + input_len
         return PlannedRequest(self._body(prompt, output_len), planned, output_len)
 

@@ -9,6 +9,7 @@ import gc
 import heapq
 import resource
 import ssl
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ from atom.bench.rundir import JsonlWriter, RunDirectory
 from atom.bench.selfwatch import SelfWatch
 from atom.bench.spool import RequestSpool
 from atom.bench.stream import StreamReader
+from atom.recipes.errors import RunError
 
 __all__ = ["LoadOutcome", "OnProgress", "Progress", "run_in_loop", "run_load"]
 
@@ -166,15 +168,27 @@ class _Run:
         return finished and not interrupted.done()
 
     async def _prepare(self) -> None:
-        source = self._spec.source
-        stored = 0
+        spec, stop = self._spec, threading.Event()
 
-        def count() -> None:
-            nonlocal stored
-            stored += 1
+        def requests() -> Iterator[PlannedRequest]:
+            for index in range(len(spec.source)):
+                if stop.is_set():
+                    return
+                yield spec.source.request(index)
 
-        self._plans = await asyncio.to_thread(RequestSpool, (source.request(i) for i in range(len(source))), count)
-        self._offsets = arrival_offsets_ns(len(source), self._spec.request_rate, self._spec.burstiness, self._spec.seed)
+        # A thread cannot be cancelled, and one that is left behind holds up the end of the process: it is asked to
+        # stop, and waited for.
+        making = self._loop.run_in_executor(None, RequestSpool, requests())
+        try:
+            self._plans = await asyncio.shield(making)
+            self._offsets = await asyncio.to_thread(
+                arrival_offsets_ns, len(spec.source), spec.request_rate, spec.burstiness, spec.seed
+            )
+        except asyncio.CancelledError:
+            stop.set()
+            with contextlib.suppress(RunError):
+                (await making).close()
+            raise
 
     async def _warm_up(self) -> None:
         count = self._spec.num_warmups

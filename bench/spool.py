@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from atom.bench.load import PlannedRequest
+from atom.recipes.errors import RunError
 
 __all__ = ["RequestSpool"]
 
@@ -28,9 +29,20 @@ class _Entry:
 class RequestSpool:
     """Holds the bodies of many requests in bounded memory."""
 
-    def __init__(self, requests: Iterable[PlannedRequest], on_stored: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, requests: Iterable[PlannedRequest]) -> None:
+        """Takes all of `requests`. RunError if the temporary file cannot hold them."""
         self._file = tempfile.SpooledTemporaryFile(MAX_MEMORY)  # noqa: SIM115 (closed by close)
         self._entries: list[_Entry] = []
+        try:
+            self._store(requests)
+        except OSError as error:
+            self.close()
+            raise RunError(f"cannot keep the prepared requests in {tempfile.gettempdir()}: {error.strerror}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _store(self, requests: Iterable[PlannedRequest]) -> None:
         offset = 0
         for request in requests:
             self._file.write(request.body)
@@ -38,7 +50,6 @@ class RequestSpool:
                 _Entry(offset, len(request.body), request.input_len, request.output_len, request.session, request.turn)
             )
             offset += len(request.body)
-            on_stored()
 
     def __len__(self) -> int:
         return len(self._entries)

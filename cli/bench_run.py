@@ -4,6 +4,7 @@ options, is in `cli/bench.py`."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 import time
@@ -178,4 +179,5 @@ class BenchRun:
 
 
 def _set_from_thread(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    loop.call_soon_threadsafe(stop.set)
+    with contextlib.suppress(RuntimeError):  # the load ended just now, and its loop with it
+        loop.call_soon_threadsafe(stop.set)

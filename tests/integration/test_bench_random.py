@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +233,24 @@ def test_interrupted_run_keeps_partial_results(tmp_path: Path, emitter: Any, num
     assert run.report_html.is_file()
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("size", ["--num-prompts 1000000000 --input-len 8", "--num-prompts 1000000 --input-len 100000"])
+def test_interrupted_while_it_prepares(tmp_path: Path, emitter: Any, size: str, number: int, status: int) -> None:
+    """Hours of preparation; the timeout is what fails if a signal does not end it."""
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    process = start(tmp_path, emitter(), f"{size} --request-rate 5 --output-dir run", TMPDIR=str(scratch))
+    events = tmp_path / "run" / "client" / "0.jsonl"
+    wait_until(process, lambda: any(line["phase"] == "preparing" for line in read_jsonl(events)))
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == status, errors
+    assert "Traceback" not in errors
+    assert "Error" not in errors
+    assert not list(scratch.iterdir())
+    assert RunDirectory.open(tmp_path / "run").read_run_json()["validity"] == "interrupted"
+
+
 def test_killed_run_is_readable(tmp_path: Path, emitter: Any) -> None:
     server = emitter("--tick-ms", "20")
     process = start_long_run(tmp_path, server)
@@ -247,23 +265,31 @@ def test_killed_run_is_readable(tmp_path: Path, emitter: Any) -> None:
     assert json.loads((tmp_path / "out.json").read_text())["completed"] >= 4
 
 
-def start_long_run(folder: Path, server: Emitter) -> subprocess.Popen[str]:
-    """A run that would take minutes, after its first four requests have been recorded."""
-    arguments = "--random-input-len 8 --random-output-len 10 --num-prompts 5000 --max-concurrency 4 --output-dir run"
-    process = subprocess.Popen(
+def start(folder: Path, server: Emitter, arguments: str, **env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [sys.executable, "-m", "atom.cli.main", "bench", "random", "--port", server.port, *arguments.split()],
         cwd=folder,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
+        env=environment(**env),
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    requests = folder / "run" / "requests" / "0.jsonl"
+
+
+def wait_until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
-    while len(list(read_jsonl(requests))) < 4:
+    while not condition():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def start_long_run(folder: Path, server: Emitter) -> subprocess.Popen[str]:
+    """A run that would take minutes, after its first four requests have been recorded."""
+    arguments = "--random-input-len 8 --random-output-len 10 --num-prompts 5000 --max-concurrency 4 --output-dir run"
+    process = start(folder, server, arguments)
+    requests = folder / "run" / "requests" / "0.jsonl"
+    wait_until(process, lambda: len(list(read_jsonl(requests))) >= 4)
     return process
 
 

@@ -6,12 +6,14 @@ import asyncio
 import json
 import math
 import socket
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from atom.bench.load import PlannedRequest
 from atom.bench.records import Outcome
 from atom.recipes.errors import RunError
 
@@ -217,6 +219,38 @@ async def test_stop_keeps_what_was_recorded(serve: Any, load: Any, wire: Any) ->
     assert (outcome.completed, outcome.cancelled, outcome.failed, outcome.sent) == (2, 2, 0, 4)
     cancelled = [record for record in loaded.records if record.outcome == Outcome.CANCELLED]
     assert [len(record.chunk_ns) for record in cancelled] == [1, 1]
+
+
+async def test_stop_ends_the_preparation_with_its_thread_and_file(
+    load: Any, wire: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many requests are still to be made: the thread that makes them is gone when the load returns."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    files: list[Any] = []
+    spooled = tempfile.SpooledTemporaryFile
+
+    class Endless(wire.FixedSource):  # type: ignore[misc, name-defined]
+        made = 0
+
+        def request(self, index: int) -> PlannedRequest:
+            self.made += 1
+            if index == 3:
+                loop.call_soon_threadsafe(stop.set)
+            return super().request(index)  # type: ignore[no-any-return]
+
+    def open_file(*args: Any) -> Any:
+        files.append(spooled(*args))
+        return files[-1]
+
+    monkeypatch.setattr(tempfile, "SpooledTemporaryFile", open_file)
+    source = Endless(10**12)
+    loaded = await load("http://127.0.0.1:1", source=source, stop=stop)
+    made = source.made
+    assert (loaded.outcome.interrupted, loaded.outcome.sent, loaded.records) == (True, 0, [])
+    assert [file.closed for file in files] == [True]
+    await asyncio.sleep(0.05)
+    assert source.made == made
 
 
 async def test_warmups_are_a_phase_of_their_own_and_respect_max_concurrency(serve: Any, load: Any, wire: Any) -> None:
