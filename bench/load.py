@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from atom.recipes.errors import UsageError
@@ -39,16 +39,50 @@ class Endpoint:
     connect_timeout: float = 30.0
 
     def __post_init__(self) -> None:
-        url = urlsplit(self.base_url)
-        if url.scheme not in ("http", "https") or not url.hostname:
-            raise UsageError(f"--base-url must look like http://host:port, got {self.base_url!r}")
-        if not self.path.startswith("/"):
-            raise UsageError(f"--endpoint must begin with '/', got {self.path!r}")
-        for text in (self.path, self.api_key or "", *self.headers, *self.headers.values()):
-            if re.search(r"[\r\n\0]", text):
-                raise UsageError("--endpoint, --api-key and --header must not contain line breaks")
-        if self.request_timeout <= 0:
-            raise UsageError(f"--request-timeout must be positive, got {self.request_timeout:g}")
+        _check_base_url(self.base_url)
+        if not re.fullmatch(r"/[!-~]*", self.path):
+            raise UsageError(f"--endpoint must begin with '/' and hold visible ASCII characters, got {self.path!r}")
+        if self.api_key is not None and not re.fullmatch(r"[!-~]+", self.api_key):
+            raise UsageError("--api-key (or OPENAI_API_KEY) must hold visible ASCII characters, and not be empty")
+        for name, value in self.headers.items():
+            _check_header(name, value)
+        if not (self.request_timeout > 0 and math.isfinite(self.request_timeout)):
+            raise UsageError(f"--request-timeout must be positive and finite, got {self.request_timeout:g}")
+
+
+_OWN_HEADERS: Final = frozenset(
+    [
+        "accept-encoding",
+        "connection",
+        "content-length",
+        "expect",
+        "host",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    ]
+)
+"""Say how a message is framed or where it goes; a wrong one would make the server wait, or answer something else."""
+
+
+def _check_header(name: str, value: str) -> None:
+    if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
+        raise UsageError(f"--header: {name!r} is no name of a header")
+    if name.lower() in _OWN_HEADERS:
+        raise UsageError(f"--header {name}: the client sets this one itself")
+    if not re.fullmatch(r"[\t -~]*", value):
+        raise UsageError(f"--header {name}: the value must hold ASCII characters and no line break")
+
+
+def _check_base_url(base_url: str) -> None:
+    try:
+        url = urlsplit(base_url)
+        valid = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # a port beyond 65535, half an IPv6 address
+        valid = False
+    if not valid or not re.fullmatch(r"[!-~]+", base_url) or url.query or url.fragment:
+        raise UsageError(f"--base-url must look like http://host:port (port 1 to 65535), got {base_url!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +115,10 @@ class RequestSource(Protocol):
         ...
 
 
+MAX_SCHEDULE_S: Final = 10 * 365 * 86400.0
+"""Arrivals are nanoseconds in 64 bits; this is far inside, and beyond what anybody waits for."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadSpec:
     """One load: requests, arrivals, limits."""
@@ -111,6 +149,10 @@ class LoadSpec:
             raise UsageError("--num-prompts must be at least 1")
         if not self.request_rate > 0:
             raise UsageError(f"--request-rate must be positive or inf, got {self.request_rate:g}")
+        if len(self.source) / self.request_rate > MAX_SCHEDULE_S:
+            raise UsageError(
+                f"--request-rate {self.request_rate:g}: {len(self.source):,} requests would take more than ten years"
+            )
         if not (self.burstiness > 0 and math.isfinite(self.burstiness)):
             raise UsageError(f"--burstiness must be positive, got {self.burstiness:g}")
         if self.max_concurrency is not None and self.max_concurrency < 1:
@@ -119,8 +161,8 @@ class LoadSpec:
             raise UsageError(f"--num-warmups must not be negative, got {self.num_warmups}")
         if self.seed < 0:
             raise UsageError(f"--seed must not be negative, got {self.seed}")
-        if self.duration is not None and not self.duration > 0:
-            raise UsageError(f"--duration must be positive, got {self.duration:g}")
+        if self.duration is not None and not (self.duration > 0 and math.isfinite(self.duration)):
+            raise UsageError(f"--duration must be positive and finite, got {self.duration:g}")
         if not 0 <= self.failed_request_threshold <= 1:
             raise UsageError(
                 f"--failed-request-threshold is a share from 0 to 1, got {self.failed_request_threshold:g}"

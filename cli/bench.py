@@ -6,7 +6,6 @@ Composes `diag/session.py` (server, captures) with `bench/runner.py` (load). The
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ import typer
 from atom.bench.load import Api, parse_goodput
 from atom.bench.random_load import RandomSource
 from atom.cli import options as opt
+from atom.cli.bench_checks import check_numbers, check_prompt_tokens, check_texts, parse_extra_body
 from atom.cli.bench_run import BenchRun, LoadFactory, ServerChoice
 from atom.cli.publish import Output
 from atom.recipes.errors import UsageError
@@ -209,6 +209,9 @@ def random(
     With --recipe, arguments after `--` go to the server, and --model says what it serves.
     """
     given: dict[str, Any] = dict(locals())
+    check_numbers(given)
+    check_prompt_tokens(given)
+    check_texts(given)
     return BenchRun(
         name="random",
         server=_server(given),
@@ -218,12 +221,9 @@ def random(
 
 
 def _server(given: dict[str, Any]) -> ServerChoice:
-    if given["recipe"] is not None and given["base_url"] is not None:
-        raise UsageError("--recipe starts a server of its own, --base-url names one that runs: give one of them")
+    _check_address(given)
     if given["backend"] not in BACKENDS:
         raise UsageError(f"--backend must be one of {', '.join(BACKENDS)}; got {given['backend']!r}")
-    if not 0 < given["port"] < 65536:
-        raise UsageError(f"--port must be from 1 to 65535, got {given['port']}")
     api = BACKENDS[given["backend"]]
     host = f"[{given['host']}]" if ":" in given["host"] else given["host"]
     return ServerChoice(
@@ -241,11 +241,34 @@ def _server(given: dict[str, Any]) -> ServerChoice:
     )
 
 
+def _check_address(given: dict[str, Any]) -> None:
+    """One way to say which server, and none of it empty."""
+    if given["recipe"] is not None and given["base_url"] is not None:
+        raise UsageError("--recipe starts a server of its own, --base-url names one that runs: give one of them")
+    for flag in ("--host", "--port"):
+        source = given["ctx"].get_parameter_source(flag.removeprefix("--"))
+        for other, why in (("--base-url", "names host and port itself"), ("--recipe", "chooses where its server is")):
+            if given[other.removeprefix("--").replace("-", "_")] is not None and source.name == "COMMANDLINE":
+                raise UsageError(f"{other} {why}, {flag} would be ignored: give one of them")
+    for name in ("recipe", "base_url", "host", "model", "endpoint"):
+        if given[name] == "":
+            raise UsageError(f"--{name.replace('_', '-')} must not be empty")
+    if not re.fullmatch(r"[\w.:%-]+", given["host"], re.ASCII):
+        raise UsageError(f"--host must be a name or an address, got {given['host']!r}")
+    if not 0 < given["port"] < 65536:
+        raise UsageError(f"--port must be from 1 to 65535, got {given['port']}")
+
+
 def _launch(given: dict[str, Any]) -> LaunchOptions:
     """For a recipe. What only a recipe can use is refused without one."""
     arguments = list(given["ctx"].args)
-    for flag, value in (("--set", given["set_"]), ("--devices", given["devices"]), ("server arguments", arguments)):
-        if value and given["recipe"] is None:
+    for flag, value in (
+        ("--set", given["set_"] or None),
+        ("--devices", given["devices"]),
+        ("--ready-timeout", given["ready_timeout"]),
+        ("server arguments", arguments or None),
+    ):
+        if value is not None and given["recipe"] is None:
             raise UsageError(f"{flag}: only for a server that --recipe starts; got {value!r}")
     return LaunchOptions(
         model=given["model"],
@@ -281,7 +304,7 @@ def _random_load(given: dict[str, Any]) -> LoadFactory:
         ignore_eos=given["ignore_eos"],
         continuous_usage_stats=given["continuous_usage_stats"],
         sampling=sampling,
-        extra_body=_json_object("--extra-body", given["extra_body"]),
+        extra_body=parse_extra_body(given["extra_body"]),
     )
     return LoadFactory(
         source=source,
@@ -298,16 +321,6 @@ def _random_load(given: dict[str, Any]) -> LoadFactory:
             "goodput": parse_goodput(given["goodput"] or []),
         },
     )
-
-
-def _json_object(flag: str, text: str | None) -> dict[str, Any]:
-    try:
-        value = {} if text is None else json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{flag} must be a JSON object: {error}") from None
-    if not isinstance(value, dict):
-        raise UsageError(f"{flag} must be a JSON object such as '{{\"top_k\": 20}}', got {text!r}")
-    return value
 
 
 def _metrics(text: str) -> tuple[str, ...]:

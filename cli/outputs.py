@@ -42,15 +42,16 @@ def check_writable(flag: str, path: str | Path | None) -> None:
 
 def check_distinct(outputs: list[tuple[str, str | Path | None]]) -> None:
     """Refuse two outputs for one file, or for standard output."""
-    taken: dict[str, str] = {}
+    taken: dict[str, tuple[str, str]] = {}
     for flag, path in outputs:
         if path is None or (str(path) != "-" and _is_stream(path)):
             continue  # a device or FIFO may well take both
         key = "-" if str(path) == "-" else str(Path(path).resolve())
         if key in taken:
             where = "standard output" if key == "-" else str(path)
-            raise UsageError(f"{taken[key]} {path} and {flag} {path} both want {where}; give one of them another path")
-        taken[key] = flag
+            first = " ".join(taken[key])
+            raise UsageError(f"{first} and {flag} {path} both want {where}; give one of them another path")
+        taken[key] = (flag, str(path))
 
 
 def write_output(path: str | Path, text: str) -> None:

@@ -11,10 +11,30 @@ import pytest
 import typer
 
 from atom.cli import main as cli
+from atom.cli.bench_checks import load_fields
 from atom.cli.options import parse_pairs, parse_percentiles, parse_rate, split_multiple
 from atom.recipes.errors import AtomError, ExitStatus, GateError, InvalidRunError, RunError, ServerDiedError, UsageError
 
 SRC = str(Path(__file__).resolve().parents[3] / ".src")
+
+
+WRONG_URLS = ("http://h:99999", "http://h:0", "http://h:x", "http://[::1", "http://é", "http://h/a b", "http://h?a=1")
+OWN_HEADERS = ("Content-Length", "host", "Transfer-Encoding", "CONNECTION", "Accept-Encoding", "Upgrade")
+HUGE = ("99999999999999999999", "-1000000000000")
+WRONG_NUMBERS = {
+    **dict.fromkeys(("--duration", "--request-timeout", "--ready-timeout"), ("nan", "inf", "-1", "0", "1e300")),
+    **dict.fromkeys(("--temperature", "--min-p"), ("nan", "inf", "-0.1", "1e300")),
+    "--top-p": ("nan", "inf", "0", "-0.1", "1.1"),
+    "--burstiness": ("nan", "inf", "1e-300", "1e300"),
+    "--random-range-ratio": ("nan", "inf", "-0.1"),
+    "--failed-request-threshold": ("nan", "inf", "-0.1"),
+    "--request-rate": ("nan", "-inf", "-1", "0"),
+    **dict.fromkeys(("--num-prompts", "--num-warmups", "--max-concurrency", "--seed", "--top-k", "--logprobs"), HUGE),
+    **dict.fromkeys(("--random-input-len", "--random-output-len", "--random-prefix-len", "--vocab-size"), HUGE),
+    "--port": HUGE,
+    "--goodput": ("ttft:nan", "ttft:inf", "ttft:-1"),
+    "--metric-percentiles": ("nan", "inf"),
+}
 
 
 def atom(*arguments: str, code: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
@@ -109,6 +129,27 @@ def test_version_needs_no_extra_and_no_command_module() -> None:
         (["bench", "random", "--failed-request-threshold", "10"], "--failed-request-threshold"),
         (["bench", "random", "--request-timeout", "0"], "--request-timeout"),
         (["bench", "random", "--recipe", "nope"], "no recipe 'nope'"),
+        (["bench", "random", "--base-url", "http://h", "--port", "8000"], "--port"),
+        (["bench", "random", "--base-url", "http://h", "--host", "h"], "--host"),
+        (["bench", "random", "--recipe", "simulated", "--port", "8000"], "--port"),
+        (["bench", "random", "--base-url", ""], "--base-url"),
+        (["bench", "random", "--host", ""], "--host"),
+        (["bench", "random", "--host", "a b"], "--host"),
+        (["bench", "random", "--model", ""], "--model"),
+        (["bench", "random", "--ready-timeout", "5"], "--ready-timeout"),
+        (["bench", "random", "--json", "x", "--markdown", "./x"], "--json x and --markdown ./x"),
+        (["bench", "random", "--json", "r", "--save-result", "--result-filename", "r"], "--save-result"),
+        (["bench", "random", "--num-prompts", "10000000"], "prompt tokens"),
+        (["bench", "random", "--request-rate", "1e-300"], "--request-rate"),
+        *((["bench", "random", "--base-url", url], "--base-url") for url in WRONG_URLS),
+        *((["bench", "random", "--header", f"{name}=3"], f"--header {name}") for name in OWN_HEADERS),
+        *((["bench", "random", "--header", text], "--header") for text in ("X=é", "é=X", "A B=c", "X=\x01")),
+        *((["bench", "random", "--api-key", text], "--api-key") for text in ("é", "a b", "a\n", "")),
+        *((["bench", "random", "--endpoint", text], "--endpoint") for text in ("/a b", "/é", "v1", "")),
+        *((["bench", "random", "--extra-body", text], "--extra-body") for text in ('{"x":NaN}', '{"x":[1e999]}')),
+        *((["bench", "random", "--extra-body", f'{{"{field}":1}}'], f"{field!r}") for field in load_fields()),
+        *((["bench", "random", flag, value], flag) for flag, values in WRONG_NUMBERS.items() for value in values),
+        *((["bench", "random", flag, "x\udcff=1"], flag) for flag in ("--model", "--label", "--metadata", "--header")),
         (["get", "/nonexistent", "x"], "no run directory"),
         (["report", "/nonexistent"], "no run directory"),
     ],

@@ -1,0 +1,120 @@
+"""What `atom bench` refuses before a run: values that no server could take, sizes that no load has, flags that would
+override or ignore each other. What one load needs to be consistent is checked where it is described (`bench/load.py`,
+`bench/random_load.py`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from atom.recipes.errors import UsageError
+
+__all__ = ["check_numbers", "check_prompt_tokens", "check_texts", "load_fields", "parse_extra_body"]
+
+MAX_REQUESTS: Final = 10_000_000
+MAX_TOKENS: Final = 16_000_000
+"""Of one prompt, of one output, and of a vocabulary."""
+MAX_PROMPT_TOKENS: Final = 4_000_000_000
+"""Of a whole load: its requests are made before it and kept on disk, at about 7 bytes a token."""
+MAX_SECONDS: Final = 10 * 365 * 86400.0
+
+_RANGES: Final[Mapping[str, tuple[str, float, float, str]]] = {
+    "num_prompts": ("--num-prompts", 1, MAX_REQUESTS, "requests"),
+    "num_warmups": ("--num-warmups", 0, MAX_REQUESTS, "requests"),
+    "max_concurrency": ("--max-concurrency", 1, MAX_REQUESTS, "requests"),
+    "random_input_len": ("--random-input-len", 1, MAX_TOKENS, "tokens"),
+    "random_output_len": ("--random-output-len", 1, MAX_TOKENS, "tokens"),
+    "random_prefix_len": ("--random-prefix-len", 0, MAX_TOKENS, "tokens"),
+    "vocab_size": ("--vocab-size", 4, MAX_TOKENS, "tokens"),
+    "seed": ("--seed", 0, 2**63 - 1, ""),
+    "burstiness": ("--burstiness", 1e-3, 1e6, ""),
+    "duration": ("--duration", 1e-3, MAX_SECONDS, "seconds"),
+    "request_timeout": ("--request-timeout", 1e-3, MAX_SECONDS, "seconds"),
+    "ready_timeout": ("--ready-timeout", 1e-3, MAX_SECONDS, "seconds"),
+    "temperature": ("--temperature", 0, 1e6, ""),
+    "min_p": ("--min-p", 0, 1, ""),
+    "top_k": ("--top-k", -1, 2**31 - 1, ""),
+    "logprobs": ("--logprobs", 0, 2**31 - 1, ""),
+}
+
+_LOAD_FIELDS: Final[Mapping[str, str]] = {
+    "model": "--model",
+    "prompt": "--random-input-len",
+    "messages": "--random-input-len with --backend openai-chat",
+    "max_tokens": "--random-output-len",
+    "max_completion_tokens": "--random-output-len",
+    "stream_options": "--continuous-usage-stats",
+    "ignore_eos": "--ignore-eos",
+    "temperature": "--temperature",
+    "top_p": "--top-p",
+    "top_k": "--top-k",
+    "min_p": "--min-p",
+    "logprobs": "--logprobs",
+    "top_logprobs": "--logprobs",
+}
+
+
+def load_fields() -> list[str]:
+    """Fields of a request that have a flag, or that every load needs as they are."""
+    return ["stream", *_LOAD_FIELDS]
+
+
+def check_numbers(given: Mapping[str, Any]) -> None:
+    """`given`: options by parameter name; None is an option that was not given. UsageError names the flag."""
+    for name, (flag, low, high, unit) in _RANGES.items():
+        value = given.get(name)
+        if value is None or low <= value <= high:
+            continue
+        if value < low and isinstance(value, int):
+            wanted = "must not be negative" if low == 0 else f"must be at least {low:g}"
+        elif low == 1e-3 and value <= 0:
+            wanted = "must be positive"
+        else:
+            wanted = f"must be from {low:,g} to {_plain(high)}" + (f" {unit}" if unit else "")
+        raise UsageError(f"{flag} {wanted}, got {value}")
+    top_p = given.get("top_p")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise UsageError(f"--top-p must be above 0 and at most 1, got {top_p}")
+
+
+def check_prompt_tokens(given: Mapping[str, Any]) -> None:
+    per_prompt = given["random_input_len"] + given["random_prefix_len"]
+    total = (given["num_prompts"] + given["num_warmups"]) * per_prompt
+    if total > MAX_PROMPT_TOKENS:
+        raise UsageError(
+            f"--num-prompts × (--random-input-len + --random-prefix-len) is {total:,} prompt tokens, "
+            f"{MAX_PROMPT_TOKENS:,} are the most: requests are made before the load and kept on disk, at about "
+            "7 bytes a token"
+        )
+
+
+def check_texts(given: Mapping[str, Any]) -> None:
+    """Bytes that are no UTF-8 reach Python as lone surrogates, which no JSON, table or request can carry."""
+    for name in ("model", "base_url", "host", "endpoint", "api_key", "header", "label", "metadata", "extra_body"):
+        value = given.get(name)
+        for text in [value] if isinstance(value, str) else value or []:
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise UsageError(f"--{name.replace('_', '-')} is not UTF-8")
+
+
+def parse_extra_body(text: str | None) -> dict[str, Any]:
+    """`--extra-body`: a JSON object without the fields that the load itself sets."""
+    flag = "--extra-body"
+    try:
+        value = {} if text is None else json.loads(text)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{flag} must be a JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{flag} must be a JSON object such as '{{\"min_tokens\": 20}}', got {text!r}")
+    for name in value:
+        if name == "stream":
+            raise UsageError(f"{flag} must not have {name!r}: every request is streamed, so that tokens can be timed")
+        if name in _LOAD_FIELDS:
+            raise UsageError(f"{flag} must not have {name!r}, which the load sets: use {_LOAD_FIELDS[name]}")
+    return value
+
+
+def _plain(value: float) -> str:
+    return f"{int(value):,}"
