@@ -51,18 +51,8 @@ class Endpoint:
 
 
 _OWN_HEADERS: Final = frozenset(
-    [
-        "accept-encoding",
-        "connection",
-        "content-length",
-        "expect",
-        "host",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    ]
-)
+    ("accept-encoding", "connection", "content-length", "expect", "host", "te", "trailer", "transfer-encoding")
+) | {"upgrade"}
 """Say how a message is framed or where it goes; a wrong one would make the server wait, or answer something else."""
 
 
