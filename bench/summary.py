@@ -83,6 +83,7 @@ def summarize(
         latency_ms=_mean_latency_ms(records),
         wall_s=wall,
         busy_ns=window.busy_ns,
+        planned=load.get("num_prompts"),
     )
     summary: dict[str, Any] = {
         "title": load.get("name"),

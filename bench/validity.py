@@ -79,12 +79,16 @@ def judge(
     latency_ms: float | None,
     wall_s: float,
     busy_ns: int | None,
+    planned: int | None = None,
 ) -> Verdict:
-    """`threshold`: share of failed requests allowed. `latency_ms`: mean time from sent to ended, of all requests."""
+    """`planned`: requests of the whole load. `threshold`: share of failed requests allowed.
+
+    `latency_ms`: mean time from sent to ended, of all requests."""
     checks = [_accounting(counts, ended=ended), _little(counts, latency_ms, wall_s, busy_ns)]
     reasons: list[str] = []
     if interrupted:
-        reasons.append("interrupted: not all requests were sent")
+        of = f" of {planned}" if planned is not None else ""
+        reasons.append(f"the load ended early: {counts.sent}{of} requests were started")
     elif not ended:
         reasons.append("the run did not come to its end: figures are over what was recorded")
     ran = counts.completed + counts.failed

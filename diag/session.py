@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -23,7 +24,8 @@ from atom.diag.gc_records import read_gc_records
 from atom.diag.redact import redact_arguments, redact_environment
 from atom.diag.server_figures import server_self_checks
 from atom.diag.server_info import server_info
-from atom.recipes.errors import RunError, UsageError
+from atom.recipes.errors import RunError, ServerDiedError, UsageError
+from atom.recipes.health import probe_health
 from atom.recipes.launcher import LaunchOptions, LaunchProgress, launch
 from atom.recipes.processes import listening_processes
 from atom.recipes.recipe import Metrics, MetricsDialect, Recipe, Roles
@@ -31,6 +33,8 @@ from atom.recipes.server import Server, StopReport
 
 __all__ = ["MeasuredSession", "ServerUnderTest", "SessionResult", "UrlTarget"]
 
+DYING_S: Final = 10.0
+"""What a server that fails its health check may take to end."""
 KNOWN_ROLES: Final = Roles(
     api=(r"atom\.engine\.server", r"vllm\.entrypoints", r"vllm serve", "VLLM::APIServer", r"sglang\.launch_server"),
     core=(r"atom\.engine\.core_process", "VLLM::EngineCore", "sglang::scheduler"),
@@ -150,15 +154,14 @@ class MeasuredSession:
             outcome = load(server)
         finally:
             server.forget_callbacks()
-        died = server.server is not None and server.server.dead
-        death = _death_notice(server) if died else None
+        death = _death_notice(server, suspected=outcome.failed > 0)
         stack.close()  # ends the capture, then the server
         stop = server.server.stop() if server.server is not None else None
         reasons = [*captured["reasons"], *self._server_reasons(stop), *server_self_checks(self.run_dir.server)]
         if death is not None:
             reasons.insert(0, death)
         self._record_end(captured, stop)
-        return SessionResult(outcome=outcome, server=server, stop=stop, reasons=reasons, server_died=died)
+        return SessionResult(outcome=outcome, server=server, stop=stop, reasons=reasons, server_died=death is not None)
 
     def _start(self, stack: contextlib.ExitStack) -> ServerUnderTest:
         if isinstance(self.target, UrlTarget):
@@ -229,7 +232,7 @@ class MeasuredSession:
         else:
             validity, reasons = Validity.VALID, []
         if result.server_died:
-            validity = Validity.FAILED
+            return Validity.FAILED, [*result.reasons, *reasons]  # the cause before its consequences
         return validity, [*reasons, *result.reasons]
 
 
@@ -241,10 +244,26 @@ def _watch(under_test: ServerUnderTest) -> None:
     under_test.tell_death()
 
 
-def _death_notice(under_test: ServerUnderTest) -> str | None:
-    assert under_test.server is not None
+def _death_notice(under_test: ServerUnderTest, *, suspected: bool) -> str | None:
+    """How the server died, in one line; None if it lives. A server whose engine died answers with errors for a moment
+    before it ends, so when requests failed (`suspected`) one that fails its health check is given time to do so."""
+    server = under_test.server
+    if server is None:
+        return None
+    health = server.recipe.health
+    deadline = time.monotonic() + DYING_S
+    trouble: str | None = None
+    while suspected and not server.dead:
+        trouble = probe_health(server.host, server.ports[health.port], health.path, health.status)
+        if trouble is None or time.monotonic() > deadline:
+            break
+        server.wait_for_end(0.2)
+    if not server.dead:
+        return None if trouble is None else f"the server has stopped working: waited in vain for {trouble}"
     try:
-        under_test.server.raise_if_dead()
+        server.raise_if_dead()
+    except ServerDiedError as error:
+        return error.cause
     except RunError as error:
         return str(error).partition("\n")[0]
     return None

@@ -42,12 +42,14 @@ class RunError(AtomError):
 class ServerDiedError(RunError):
     """A server that a recipe started is gone. The message has its exit status and the last lines of its log.
 
-    `server_status` is that status, as in `subprocess.Popen.returncode`; None where it is not known.
+    `server_status` is that status, as in `subprocess.Popen.returncode`; None where it is not known. `cause` is what
+    happened in one line, without the log.
     """
 
-    def __init__(self, message: str, server_status: int | None = None) -> None:
+    def __init__(self, message: str, server_status: int | None = None, *, cause: str | None = None) -> None:
         super().__init__(message)
         self.server_status = server_status
+        self.cause = cause or message.partition("\n")[0]
 
 
 class GateError(AtomError):

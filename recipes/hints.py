@@ -24,6 +24,14 @@ _HINTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
         re.compile(r"unrecognized arguments?:? (.+)|no such option:? (\S+)", re.I),
         "it does not know {0}; see its --help",
     ),
+    (
+        re.compile(
+            r"(EngineCore \d+ \(pid \d+\) (?:was killed by \w+|exited with status \d+))"
+            r"|(Engine ?core (?:proc(?:ess)? )?\S* ?died unexpectedly)",
+            re.I,
+        ),
+        "{0}",
+    ),
     (re.compile(r"No space left on device"), "a disk is full"),
     (re.compile(r"Too many open files"), "its limit of open files is too low; raise it with `ulimit -n`"),
     (

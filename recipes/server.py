@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -307,10 +307,12 @@ class Server:
         hint = failure_hint(event["status"], event["tail"])
         lines = event["tail"][-10:]
         shown = "".join(f"\n    {line[:300]}" for line in lines) if lines else " (it wrote nothing)"
+        status = describe_status(event["status"])
         raise ServerDiedError(
-            f"{what} of recipe {self.recipe.name} died with {describe_status(event['status'])} after {seconds:.1f} s"
+            f"{what} of recipe {self.recipe.name} died with {status} after {seconds:.1f} s"
             f"{': ' + hint if hint else ''}; last lines of its log{self.log_note()}:{shown}",
             event["status"],
+            cause=_cause(what, status, hint, event["tail"]),
         )
 
     def stop(self, *, kill: bool = False) -> StopReport:
@@ -341,3 +343,11 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _cause(what: str, status: str, hint: str | None, lines: Sequence[str]) -> str:
+    """`the server died: EngineCore 0 was killed by SIGKILL (exit status 1)`; without a hint, what it wrote last."""
+    last = next((line.strip()[:200] for line in reversed(lines) if line.strip()), None)
+    if hint is not None:
+        return f"the {what} died: {hint} ({status})"
+    return f"the {what} died with {status}" + (f"; it last wrote: {last}" if last else "")

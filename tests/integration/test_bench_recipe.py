@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from atom.bench.rundir import RunDirectory
+from atom.bench.rundir import RunDirectory, read_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -80,26 +83,26 @@ def test_context_that_cannot_hold_the_load_is_refused_before_it(tmp_path: Path, 
     assert RunDirectory.open(tmp_path / "run").read_run_json()["validity"] == "failed"
 
 
+def engine_core_of(pid: int) -> int:
+    children = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    for child in chain.from_iterable(children):
+        if b"core_process" in Path(f"/proc/{child}/cmdline").read_bytes():
+            return int(child)
+    raise AssertionError("the server has no engine core")
+
+
 @pytest.mark.embedded_model
-def test_server_that_dies_during_the_load_fails_the_run(tmp_path: Path, embedded_model: Path) -> None:
-    """The engine is killed by the load's own run directory: its pid is in run.json as soon as it serves."""
-    import signal
-    import time
-
-    from atom.bench.rundir import read_jsonl
-
-    arguments = "--random-input-len 8 --random-output-len 20 --num-prompts 100000 --max-concurrency 4 --output-dir run"
+@pytest.mark.parametrize(("role", "count"), [("api", 100000), ("core", 100000), ("core", 60)])
+def test_server_that_dies_during_the_load_fails_the_run(
+    tmp_path: Path, embedded_model: Path, role: str, count: int
+) -> None:
+    """Killed by the run directory: the pid is in run.json as soon as it serves. The cause comes first, in one line that
+    is complete, and nobody is said to have interrupted anything. A short load is over before the server has ended."""
+    arguments = f"--random-input-len 8 --random-output-len 20 --num-prompts {count} --max-concurrency 4"
     process = subprocess.Popen(
         [
-            sys.executable,
-            "-m",
-            "atom.cli.main",
-            "bench",
-            "random",
-            "--recipe",
-            "simulated",
-            "--quiet",
-            *arguments.split(),
+            *(sys.executable, "-m", "atom.cli.main", "bench", "random", "--recipe", "simulated", "--quiet"),
+            *("--output-dir", "run", "--junit", "run.xml", *arguments.split()),
         ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT / ".src")},
@@ -110,13 +113,21 @@ def test_server_that_dies_during_the_load_fails_the_run(tmp_path: Path, embedded
     while not list(read_jsonl(tmp_path / "run" / "requests" / "0.jsonl")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
-        time.sleep(0.1)
-    os.kill(RunDirectory.open(tmp_path / "run").read_run_json()["server"]["pid"], signal.SIGKILL)
+        time.sleep(0.01)
+    pid = RunDirectory.open(tmp_path / "run").read_run_json()["server"]["pid"]
+    os.kill(pid if role == "api" else engine_core_of(pid), signal.SIGKILL)
     _, errors = process.communicate(timeout=90)
     assert process.returncode == 1, errors
     run = RunDirectory.open(tmp_path / "run").read_run_json()
     assert run["validity"] == "failed"
+    cause = run["reasons"][0]
+    assert cause.startswith("the server died: ")
+    assert ("EngineCore 0" in cause) == (role == "core")
+    assert "SIGKILL" in cause
+    assert not any(reason.rstrip().endswith(":") or "interrupted" in reason for reason in run["reasons"])
+    assert cause in errors
     assert "Traceback" not in errors
+    assert "<failure" in (tmp_path / "run.xml").read_text()
 
 
 @pytest.mark.embedded_model

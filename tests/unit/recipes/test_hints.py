@@ -17,6 +17,12 @@ from atom.recipes.hints import address_in_use, describe_status, failure_hint
         (1, ["torch.cuda.OutOfMemoryError: CUDA out of memory."], "ran out of memory"),
         (2, ["api_server.py: error: unrecognized arguments: --warp"], "does not know --warp"),
         (1, ["OSError: [Errno 28] No space left on device"], "disk is full"),
+        (
+            1,
+            ["ERROR the engine died: EngineCore 3 (pid 71) was killed by SIGKILL", "bye"],
+            "EngineCore 3 (pid 71) was killed",
+        ),
+        (1, ["ERROR: Engine core proc EngineCore_DP0 died unexpectedly, shutting down client."], "died unexpectedly"),
         (-9, ["loading weights"], "something killed it"),
         (137, [], "something killed it"),
         (-signal.SIGILL, [], "instruction"),
