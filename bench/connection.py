@@ -127,6 +127,7 @@ class _Connection(asyncio.Protocol):
         assert self._exchange is None
         self._exchange, self._parser, self._began = exchange, ResponseParser(), False
         exchange.sent_ns = monotonic_ns()
+        self._pool.sent += 1
         self._transport.write(data)
 
     def data_received(self, data: bytes) -> None:
@@ -231,6 +232,8 @@ class ConnectionPool:
         self._idle: dict[_Connection, None] = {}
         self._all: set[_Connection] = set()
         self.opened = 0
+        self.sent = 0
+        """Requests whose bytes went out; one that is sent again counts once."""
 
     async def perform(self, exchange: Exchange, data: bytes, timeout: float) -> None:
         """Send `data` (head and body) and wait for the end of the response, a failure, or `timeout` seconds.
@@ -257,6 +260,8 @@ class ConnectionPool:
                 return
             except _Stale:
                 exchange.retries += 1
+                self.sent -= 1
+                exchange.sent_ns = None
                 exchange.done = self._loop.create_future()
             except asyncio.CancelledError:
                 connection.expire(exchange, "cancelled", "cancelled by the client")

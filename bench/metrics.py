@@ -26,9 +26,13 @@ DISTRIBUTIONS: Final[Mapping[str, str]] = {
         "came in one read are one arrival"
     ),
     "per_token_itl": "that gap ÷ the tokens of the later arrival, where the tokens of each chunk are known",
+    "connect": (
+        "time to open a connection (TCP and TLS), one value per request that had to open one, whatever became of it; "
+        "over before the request is sent, so in no other latency but TTFT from schedule"
+    ),
     "e2el": "end-to-end latency: last token-bearing chunk − request sent",
 }
-"""All in milliseconds, over completed requests of the measured phase."""
+"""All in milliseconds, over completed requests of the measured phase (`connect`: over all)."""
 
 RATES: Final[Mapping[str, tuple[str, str]]] = {
     "request_throughput": ("req/s", "completed requests ÷ wall time of the measured phase"),
@@ -41,7 +45,11 @@ RATES: Final[Mapping[str, tuple[str, str]]] = {
     "completed": ("requests", "requests that ended well"),
     "failed": ("requests", "requests with an error, a broken stream or no token"),
     "cancelled": ("requests", "requests that this client ended on purpose"),
-    "sent": ("requests", "requests started in the measured phase"),
+    "started": ("requests", "requests begun in the measured phase: a connection was taken or opened for them"),
+    "sent": (
+        "requests",
+        "requests of the measured phase whose bytes went out; those without a connection did not",
+    ),
     "total_input_tokens": ("tokens", "Σ prompt tokens of completed requests (usage; where missing, as planned)"),
     "total_output_tokens": ("tokens", "Σ output tokens of completed requests (usage; where missing, one per chunk)"),
     "tokens_per_chunk": ("tokens", "Σ output tokens ÷ Σ token-bearing chunks, over completed requests"),
@@ -51,7 +59,10 @@ RATES: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "merged_share": ("fraction", "token-bearing chunks that carry more than one token, where the server says how many"),
     "cached_share": ("fraction", "Σ cached prompt tokens ÷ Σ prompt tokens, where usage has both"),
-    "mean_concurrency": ("requests", "running requests, averaged over the measured phase"),
+    "mean_concurrency": (
+        "requests",
+        "requests between sent and ended, averaged over the measured phase, counted live",
+    ),
     "client_cpu_share": ("fraction", "CPU time of the client's event-loop thread ÷ wall time"),
     "p99_client_lag_ms": ("ms", "99th percentile of how late a timer of the client's event loop fires"),
     "max_client_lag_ms": ("ms", "longest delay of a timer of the client's event loop"),
@@ -87,6 +98,7 @@ class Samples:
         self.itl = array("d")
         self.per_token_itl = array("d")
         self.e2el = array("d")
+        self.connect = array("d")
         self.chunks = 0
         self.coalesced = 0
         self.counted_chunks = 0

@@ -44,7 +44,9 @@ class Progress:
     phase: str = "preparing"
     """`preparing`, `warmup`, `measured` or `done`."""
     total: int = 0
+    started: int = 0
     sent: int = 0
+    """Of those started, the ones that had a connection to go out on."""
     completed: int = 0
     failed: int = 0
     cancelled: int = 0
@@ -72,7 +74,9 @@ class LoadOutcome:
     started_ns: int
     """`time.monotonic_ns` at the start of the measured phase."""
     ended_ns: int
+    started: int
     sent: int
+    """Of those started, the ones whose bytes went out."""
     completed: int
     failed: int
     cancelled: int
@@ -131,8 +135,9 @@ class _Run:
         self._phase = WARMUP
         self._started_ns = monotonic_ns()
         self._busy_ns = 0
-        """Integral of the number of running requests over time, for Little's law."""
-        self._busy_since = 0
+        """Time-weighted number of requests on the server, for Little's law: for each request that was sent, from then
+        until its lane took note of its end."""
+        self._sent_before = 0
         self._closed = False
         """No further request is started (`--duration`)."""
 
@@ -201,8 +206,8 @@ class _Run:
     def _begin_measured(self, run_dir: RunDirectory) -> None:
         self._watch.restart()
         self._phase = self._progress.phase = MEASURED
-        self._busy_ns = 0
-        self._started_ns = self._busy_since = monotonic_ns()
+        self._busy_ns, self._sent_before = 0, self._pool.sent
+        self._started_ns = monotonic_ns()
         self._watch.event("measured_start", requests=len(self._spec.source))
         run_dir.write_run_json({"measured_start_ns": self._started_ns})
 
@@ -280,14 +285,18 @@ class _Run:
             input_len=plan.input_len,
             output_len=plan.output_len,
         )
-        self._change_running(1)
+        progress = self._progress
+        progress.running += 1
+        progress.started += self._phase == MEASURED
         cancelled = True
         try:
             data = b"%bContent-Length: %d\r\n\r\n%b" % (self._head, len(plan.body), plan.body)
             await self._pool.perform(exchange, data, self._spec.endpoint.request_timeout)
             cancelled = False
         finally:
-            self._change_running(-1)
+            progress.running -= 1
+            if self._phase == MEASURED and exchange.sent_ns is not None:
+                self._busy_ns += monotonic_ns() - exchange.sent_ns
             self._work.later(partial(self._record, record, exchange, cancelled))
 
     def _record(self, record: RequestRecord, exchange: Exchange, cancelled: bool) -> None:
@@ -316,18 +325,8 @@ class _Run:
         else:
             progress.cancelled += 1
 
-    def _change_running(self, by: int) -> None:
-        now = monotonic_ns()
-        progress = self._progress
-        if self._phase == MEASURED:
-            self._busy_ns += progress.running * (now - self._busy_since)
-            self._busy_since = now
-            progress.sent += by > 0
-        progress.running += by
-
     def _end(self, *, interrupted: bool) -> LoadOutcome:
         ended = monotonic_ns()
-        self._change_running(0)
         self._work.drain()
         if self._failure.done():
             self._failure.result()
@@ -347,6 +346,7 @@ class _Run:
         return LoadOutcome(
             started_ns=self._started_ns,
             ended_ns=ended,
+            started=progress.started,
             sent=progress.sent,
             completed=progress.completed,
             failed=progress.failed,
@@ -380,8 +380,11 @@ class _Run:
 
     def _counters(self) -> dict[str, Any]:
         progress = self._progress
+        if self._phase == MEASURED:
+            progress.sent = self._pool.sent - self._sent_before
         return {
             "phase": progress.phase,
+            "started": progress.started,
             "sent": progress.sent,
             "completed": progress.completed,
             "failed": progress.failed,

@@ -30,6 +30,7 @@ class _Window:
     start_ns: int | None = None
     end_ns: int | None = None
     """None: no worker wrote its end; the run was killed."""
+    started: int | None = None
     sent: int | None = None
     busy_ns: int | None = None
     interrupted: bool = False
@@ -58,17 +59,19 @@ def summarize(
     wall = max(0, end - start) / 1e9
     slo = load.get("goodput_ms") or {}
     samples = collect(records, slo)
+    samples.connect.extend(record.connect_ns / 1e6 for record in records if record.connect_ns is not None)
     outcomes = Counter(record.outcome for record in records)
     figures: dict[str, Figure] = {}
     for name in DISTRIBUTIONS:
         values = getattr(samples, name)
-        if len(values) or name not in ("ttft_scheduled", "per_token_itl"):
+        if len(values) or name not in ("ttft_scheduled", "per_token_itl", "connect"):
             figures |= distribution(name, values, sorted({*percentiles, 50.0, 99.0}))
     figures |= _rates(samples, outcomes, records, wall, start, window, slo)
     client = _client(window, records, figures)
     figures |= client.figures()
     counts = Counts(
-        sent=window.sent if window.sent is not None else len(records),
+        started=window.started if window.started is not None else len(records),
+        sent=window.sent if window.sent is not None else _sent(records),
         completed=outcomes[Outcome.COMPLETED],
         failed=outcomes[Outcome.FAILED],
         cancelled=outcomes[Outcome.CANCELLED],
@@ -80,7 +83,7 @@ def summarize(
         threshold=float(load.get("failed_request_threshold", 0.1)),
         interrupted=window.interrupted,
         ended=window.end_ns is not None,
-        latency_ms=_mean_latency_ms(records),
+        recorded=_time_in_system(records),
         wall_s=wall,
         busy_ns=window.busy_ns,
         planned=load.get("num_prompts"),
@@ -113,6 +116,7 @@ def _read_window(run_dir: RunDirectory) -> _Window:
                 window.start_ns = min(window.start_ns or line["t_ns"], line["t_ns"])
             elif kind == "measured_end":
                 window.end_ns = max(window.end_ns or 0, line["t_ns"])
+                window.started = (window.started or 0) + line["started"]
                 window.sent = (window.sent or 0) + line["sent"]
                 window.busy_ns = (window.busy_ns or 0) + line["running_integral_ns"]
                 window.interrupted |= bool(line["interrupted"])
@@ -125,10 +129,10 @@ def _read_window(run_dir: RunDirectory) -> _Window:
 
 
 def _bounds(window: _Window, run: Mapping[str, Any], records: Sequence[RequestRecord]) -> tuple[int, int]:
-    """Start and end of the measured phase; of a killed run, up to the last thing that was recorded."""
+    """Start of the measured phase and the end of its last request."""
     ends = [record.end_ns for record in records if record.end_ns is not None]
     starts = [record.sent_ns for record in records if record.sent_ns is not None]
-    end = window.end_ns or max(ends, default=0)
+    end = max(ends, default=window.end_ns or 0)
     start = window.start_ns or run.get("measured_start_ns") or min(starts, default=end)
     return start, max(start, end)
 
@@ -152,7 +156,8 @@ def _rates(
 
     values: dict[str, tuple[float | None, int]] = {
         "duration": (wall, 1),
-        "sent": (window.sent if window.sent is not None else len(records), len(records)),
+        "started": (window.started if window.started is not None else len(records), len(records)),
+        "sent": (window.sent if window.sent is not None else _sent(records), len(records)),
         "completed": (completed, len(records)),
         "failed": (outcomes[Outcome.FAILED], len(records)),
         "cancelled": (outcomes[Outcome.CANCELLED], len(records)),
@@ -195,9 +200,14 @@ def _most_at_once(records: Sequence[RequestRecord]) -> int | None:
     return int(np.cumsum([step for _, step in sorted(edges)]).max())
 
 
-def _mean_latency_ms(records: Sequence[RequestRecord]) -> float | None:
+def _sent(records: Sequence[RequestRecord]) -> int:
+    return sum(record.sent_ns is not None for record in records)
+
+
+def _time_in_system(records: Sequence[RequestRecord]) -> tuple[int, int]:
+    """How many were sent and ended, and Σ (ended − sent) in nanoseconds."""
     times = [r.end_ns - r.sent_ns for r in records if r.end_ns is not None and r.sent_ns is not None]
-    return float(np.mean(times)) / 1e6 if times else None
+    return len(times), sum(times)
 
 
 def _client(window: _Window, records: Sequence[RequestRecord], figures: Mapping[str, Figure]) -> Client:

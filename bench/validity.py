@@ -21,10 +21,16 @@ machine shared with the server the scheduler adds its own slices."""
 MAX_LAG_SHARE: Final = 0.25
 """Lag beyond that counts when it exceeds this share of what is measured at the same quantile."""
 LITTLE_TOLERANCE: Final = 0.02
+LITTLE_MIN_LATE_NS: Final = 1_000_000
+"""Per request: how late the client may notice an end, whatever the latency. Timers and slices are that coarse."""
+LITTLE_MIN_REQUESTS: Final = 50
+LITTLE_MIN_LATENCIES: Final = 10
+"""Requests, and duration in mean latencies, below which a mean concurrency says nothing about a steady state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
+    started: int
     sent: int
     completed: int
     failed: int
@@ -76,19 +82,20 @@ def judge(
     threshold: float,
     interrupted: bool,
     ended: bool,
-    latency_ms: float | None,
+    recorded: tuple[int, int],
     wall_s: float,
     busy_ns: int | None,
     planned: int | None = None,
 ) -> Verdict:
     """`planned`: requests of the whole load. `threshold`: share of failed requests allowed.
 
-    `latency_ms`: mean time from sent to ended, of all requests."""
-    checks = [_accounting(counts, ended=ended), _little(counts, latency_ms, wall_s, busy_ns)]
+    `recorded`: how many records were sent and ended, and the sum of these times in nanoseconds.
+    """
+    checks = [_accounting(counts, ended=ended), _little(recorded, wall_s, busy_ns)]
     reasons: list[str] = []
     if interrupted:
         of = f" of {planned}" if planned is not None else ""
-        reasons.append(f"the load ended early: {counts.sent}{of} requests were started")
+        reasons.append(f"the load ended early: {counts.started}{of} requests were started")
     elif not ended:
         reasons.append("the run did not come to its end: figures are over what was recorded")
     ran = counts.completed + counts.failed
@@ -103,6 +110,8 @@ def judge(
     reasons += _saturation(client, figures)
     if checks[0].ok is False:
         reasons.append(f"requests are unaccounted for: {checks[0].detail}")
+    if checks[1].ok is False:
+        reasons.append(f"Little's law does not hold between the client's count and its records: {checks[1].detail}")
     if all_failed:
         validity = Validity.FAILED
     elif interrupted or not ended:
@@ -117,20 +126,34 @@ def _accounting(counts: Counts, *, ended: bool) -> Check:
     detail = f"{counts.completed} completed + {counts.failed} failed + {counts.cancelled} cancelled = {total}"
     if not ended:
         return Check("accounting", None, f"{detail}; the run did not come to its end")
-    return Check("accounting", total == counts.sent, f"{detail}, sent {counts.sent}")
+    return Check("accounting", total == counts.started, f"{detail}, started {counts.started}")
 
 
-def _little(counts: Counts, latency_ms: float | None, wall_s: float, busy_ns: int | None) -> Check:
-    """Little's law: the mean number of requests at once = their rate × their mean time in the system. The left side is
-    counted while the load runs, the right side comes from the records; what differs is time lost in the client."""
-    if not busy_ns or latency_ms is None or wall_s <= 0:
-        return Check("littles_law", None, "nothing to compare")
-    concurrency = busy_ns / 1e9 / wall_s
-    rate = (counts.completed + counts.failed + counts.cancelled) / wall_s
-    predicted = rate * latency_ms / 1e3
-    residual = (concurrency - predicted) / concurrency
-    detail = f"concurrency {concurrency:.2f}, rate × mean latency {predicted:.2f}, residual {residual:+.2%}"
-    return Check("littles_law", abs(residual) <= LITTLE_TOLERANCE, detail)
+def _little(recorded: tuple[int, int], wall_s: float, busy_ns: int | None) -> Check:
+    """Little's law: the mean number of requests at once = their rate × their mean time in the system.
+
+    Both sides are of the requests that were sent, over the whole time of each, so there are no edges to cut: the left
+    side was summed up live until the client took note of a request's end, the right side is of the records. They differ
+    by how late the client noticed, and by records that are lost or wrong.
+    """
+    name = "littles_law"
+    sent, total_ns = recorded
+    if busy_ns is None:
+        return Check(name, None, "not checked: the run did not come to its end")
+    if sent < LITTLE_MIN_REQUESTS:
+        return Check(name, None, f"not checked: {sent} requests were sent, {LITTLE_MIN_REQUESTS} are needed")
+    latency_s = total_ns / 1e9 / sent
+    if wall_s < LITTLE_MIN_LATENCIES * latency_s:
+        lasted = f"{wall_s:.3g} s are {wall_s / latency_s:.1f} mean latencies"
+        return Check(name, None, f"not checked: {lasted}, {LITTLE_MIN_LATENCIES} are needed")
+    counted, predicted = busy_ns / 1e9 / wall_s, sent / wall_s * latency_s
+    residual = (busy_ns - total_ns) / max(1, busy_ns)
+    detail = (
+        f"mean concurrency {counted:.2f} as counted, rate × mean latency {predicted:.2f} from {sent} records, residual "
+        f"{residual:+.2%}; from sent to ended, time to connect not included"
+    )
+    allowed = max(LITTLE_TOLERANCE * busy_ns, LITTLE_MIN_LATE_NS * sent)
+    return Check(name, abs(busy_ns - total_ns) <= allowed, detail)
 
 
 def _saturation(client: Client, figures: Mapping[str, Figure]) -> list[str]:

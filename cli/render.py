@@ -14,6 +14,9 @@ from rich.text import Text
 __all__ = ["Table", "bench_tables", "markdown", "number", "print_tables"]
 
 UNSUPPORTED: Final = "†"
+CONNECT_MS: Final = 1.0
+CONNECT_SHARE: Final = 0.01
+"""A median time to connect above this, or above this share of TTFT, has a row of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,7 @@ def _title(summary: Mapping[str, Any]) -> str:
 
 
 _LATENCY_LABELS: Final = {
+    "connect": "connect",
     "ttft": "TTFT",
     "ttft_scheduled": "TTFT from schedule",
     "itl": "ITL",
@@ -94,16 +98,25 @@ def _latency_rows(summary: Mapping[str, Any]) -> list[list[str]]:
     rows: list[list[str]] = []
     for name, label in _LATENCY_LABELS.items():
         mean = figures.get(f"mean_{name}_ms")
-        if mean is None or (name == "per_token_itl" and _same_as_itl(figures)):
+        if mean is None or (name == "per_token_itl" and not _several_tokens_per_chunk(figures)):
+            continue
+        if name == "connect" and not _connect_matters(figures):
             continue
         cells = [_marked(figures[f"{key}_{name}_ms"]) for key in ("mean", "median", "p99")]
         rows.append([label, *cells, count(mean["n"])])
     return rows
 
 
-def _same_as_itl(figures: Mapping[str, Any]) -> bool:
-    """One token per arrival: the row would say the same again."""
-    return bool(figures["mean_per_token_itl_ms"]["value"] == figures["mean_itl_ms"]["value"])
+def _several_tokens_per_chunk(figures: Mapping[str, Any]) -> bool:
+    """Where each chunk is one token, the row would say the same as ITL."""
+    tokens = figures["tokens_per_chunk"]["value"]
+    return tokens is not None and tokens != 1
+
+
+def _connect_matters(figures: Mapping[str, Any]) -> bool:
+    """Whether the time to connect is long: by itself, or beside TTFT, which leaves it out."""
+    connect, ttft = (figures.get(f"median_{name}_ms", {}).get("value") for name in ("connect", "ttft"))
+    return connect is not None and (connect > CONNECT_MS or (ttft is not None and connect > CONNECT_SHARE * ttft))
 
 
 def _marked(figure: Mapping[str, Any]) -> str:
@@ -134,8 +147,14 @@ def _figure_rows(summary: Mapping[str, Any]) -> list[list[str]]:
     if values.get("cached_share"):
         rows.append(["prompt tokens cached", percent(values["cached_share"])])
     rows += _server_rows(summary["figures"])
-    lag = f"loop lag p99 {number(values['p99_client_lag_ms'])} ms, max {number(values['max_client_lag_ms'])} ms"
-    rows.append(["client", f"{lag}, CPU {percent(values['client_cpu_share'])}"])
+    client: list[str] = []
+    if values["p99_client_lag_ms"] is not None:
+        lag = f"loop lag p99 {number(values['p99_client_lag_ms'])} ms, max {number(values['max_client_lag_ms'])} ms"
+        client.append(lag)
+    if values["client_cpu_share"] is not None:
+        client.append(f"CPU {percent(values['client_cpu_share'])}")
+    if client:
+        rows.append(["client", ", ".join(client)])
     return rows
 
 
@@ -173,6 +192,8 @@ def _notes(summary: Mapping[str, Any], location: str | None) -> list[str]:
     if anomalies:
         notes.append("anomalies: " + ", ".join(f"{name} × {n:,}" for name, n in sorted(anomalies.items())))
     notes += summary["notes"]
+    if _connect_matters(summary["figures"]):
+        notes.append("TTFT and all below it begin when the request is sent: the time to connect comes on top")
     if any(not f["supported"] and f["value"] is not None for f in _shown(summary["figures"])):
         notes.append(f"{UNSUPPORTED} fewer than 10 samples lie beyond this quantile: not supported by n")
     for check in summary["checks"]:

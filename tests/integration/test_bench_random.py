@@ -229,7 +229,7 @@ def test_interrupted_run_keeps_partial_results(tmp_path: Path, emitter: Any, num
     assert run.read_run_json()["validity"] == "interrupted"
     reason = run.read_run_json()["reasons"][0]
     figures = run.read_summary()["figures"]
-    assert reason == f"the load ended early: {figures['sent']['value']} of 5000 requests were started"
+    assert reason == f"the load ended early: {figures['started']['value']} of 5000 requests were started"
     assert figures["completed"]["value"] >= 4
     assert figures["cancelled"]["value"] == 4
     assert run.report_html.is_file()
