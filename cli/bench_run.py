@@ -7,11 +7,9 @@ import asyncio
 import contextlib
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from atom.bench.load import Api, Endpoint, LoadSpec
@@ -21,11 +19,14 @@ from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.runner import LoadOutcome, run_in_loop, run_load
 from atom.bench.summary import summarize
 from atom.bench.target import Target, ask_server
+from atom.cli.outputs import describe_os_error
 from atom.cli.progress import LoadProgress
-from atom.cli.publish import Output, publish
+from atom.cli.publish import Output, publish, show
+from atom.cli.run_place import RunPlace
 from atom.cli.server_side import launch_progress, server_side_figures
+from atom.cli.signals import ending_signals, note, status_of
 from atom.diag.session import MeasuredSession, ServerUnderTest, UrlTarget
-from atom.recipes.errors import ExitStatus, UsageError
+from atom.recipes.errors import ExitStatus, RunError, UsageError
 from atom.recipes.launcher import LaunchOptions
 from atom.recipes.resolve import resolve_recipe
 
@@ -92,6 +93,8 @@ class BenchRun:
     output: Output
     _signal: int | None = field(default=None, init=False)
     _server_died: bool = field(default=False, init=False)
+    _started: bool = field(default=False, init=False)
+    """Whether the load began: only then is there something to keep."""
 
     def run(self) -> int:
         """Everything, to the exit status."""
@@ -100,22 +103,28 @@ class BenchRun:
         )  # validates
         target = UrlTarget(base_url=self.server.base_url)
         recipe = resolve_recipe(self.server.recipe) if self.server.recipe is not None else None
-        run_dir = self._directory()
-        run_dir.write_run_json({"name": f"bench {self.name}", **provenance(command_line())})
-        with launch_progress(quiet=self.output.quiet) as on_launch:
-            session = MeasuredSession(recipe or target, run_dir, options=self.server.launch, on_progress=on_launch)
-            result = session.run(lambda server: self._load(server, run_dir), judge=lambda _: self._judge(run_dir))
+        place = RunPlace(self.output.directory, self.name)
+        run_dir = place.run_dir
+        try:
+            run_dir.write_run_json({"name": f"bench {self.name}", **provenance(command_line())})
+            with launch_progress(quiet=self.output.quiet) as on_launch:
+                session = MeasuredSession(recipe or target, run_dir, options=self.server.launch, on_progress=on_launch)
+                result = session.run(lambda server: self._load(server, run_dir), judge=lambda _: self._judge(run_dir))
+        except UsageError:
+            if not self._started:
+                place.give_back()
+            raise
+        except (RunError, OSError) as error:
+            if not self._started and recipe is None:  # a recipe's server left its log, which says why
+                place.give_back()
+            elif self._started:
+                self._show_measured(run_dir)
+            if self._signal is None:
+                raise
+            _complain(error)
+            return status_of(self._signal)
         self._server_died = result.server_died
         return self._report(run_dir)
-
-    def _directory(self) -> RunDirectory:
-        path = self.output.directory
-        if path is None:
-            stem = Path("atom-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{self.name}"
-            path = next(p for p in (stem, *(Path(f"{stem}-{n}") for n in range(2, 1000))) if not p.exists())
-        elif (path / "run.json").exists():
-            raise UsageError(f"--output-dir {path} holds a run already; choose another directory")
-        return RunDirectory(path)
 
     def _load(self, server: ServerUnderTest, run_dir: RunDirectory) -> LoadOutcome:
         choice = self.server
@@ -128,19 +137,21 @@ class BenchRun:
         )
         run_dir.write_run_json({"target": target.as_dict(), "backend": choice.backend})
         spec = self.load.spec(self.name, choice.endpoint(server.base_url, target.model), target)
+        self._started = True
         with LoadProgress(quiet=self.output.quiet) as progress:
             return run_in_loop(self._run_load(spec, run_dir, progress, server))
 
     async def _run_load(
         self, spec: LoadSpec, run_dir: RunDirectory, progress: LoadProgress, server: ServerUnderTest
     ) -> LoadOutcome:
-        """The load, ended early by Ctrl-C, SIGTERM, or the server's death."""
+        """The load, ended early by Ctrl-C, SIGTERM, SIGHUP, or the server's death."""
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
-        numbers = (signal.SIGINT, signal.SIGTERM)
+        numbers = ending_signals()
         previous = [signal.getsignal(number) for number in numbers]
 
         def interrupt(number: int) -> None:
+            note()
             self._signal = self._signal or number
             stop.set()
 
@@ -160,22 +171,39 @@ class BenchRun:
         return Validity(summary["validity"]), list(summary["reasons"])
 
     def _summarize(self, run_dir: RunDirectory) -> dict[str, Any]:
-        return summarize(run_dir, percentiles=self.output.percentiles, extra=server_side_figures(run_dir))
+        extra = server_side_figures(run_dir)
+        return summarize(run_dir, percentiles=self.output.percentiles, extra=extra, write=False)
 
     def _report(self, run_dir: RunDirectory) -> int:
         summary = self._summarize(run_dir)  # again: now it carries the verdict the run was sealed with
-        publish(run_dir, summary, self.output)
+        try:
+            publish(run_dir, summary, self.output)
+        except RunError as error:
+            if self._signal is None:
+                raise
+            _complain(error)
         return self._status(summary)
+
+    def _show_measured(self, run_dir: RunDirectory) -> None:
+        """The recording broke (a full disk, for instance): show what there is, before the error says why."""
+        with contextlib.suppress(RunError, OSError, UsageError):
+            show(self._summarize(run_dir), self.output)
 
     def _status(self, summary: Mapping[str, Any]) -> int:
         if self._signal is not None:
-            return ExitStatus.INTERRUPTED if self._signal == signal.SIGINT else ExitStatus.TERMINATED
+            return status_of(self._signal)
         validity = summary["validity"]
         if validity in (Validity.NOT_VALID, Validity.FAILED, Validity.INTERRUPTED) and self.output.quiet:
             print(f"{validity}: {'; '.join(summary['reasons'])}", file=sys.stderr)
         if validity == Validity.FAILED or self._server_died:
             return ExitStatus.FAILED
         return ExitStatus.OK if validity == Validity.VALID else ExitStatus.INVALID
+
+
+def _complain(error: Exception) -> None:
+    """For a run that a signal ended: its exit status says that."""
+    with contextlib.suppress(OSError):
+        print(f"error: {describe_os_error(error) if isinstance(error, OSError) else error}", file=sys.stderr)
 
 
 def _set_from_thread(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

@@ -1,175 +1,67 @@
-"""The `atom` command: finds the subcommand, runs it, and turns how it ended into an exit status. Nothing else does.
+"""The process of the `atom` command: what holds before the first import and after the last line.
 
-Subcommands are imported when they are asked for, so that `atom --version` is quick and works without any extra. Each is
-a module `atom.cli.NAME` with a function of that name (and `CONTEXT_SETTINGS` if it needs any), or, where it has
-subcommands itself, with a `typer.Typer` called `app`.
+The command itself is `cli/dispatch.py`. It is imported by `main`, because Ctrl-C may come while that takes its time,
+and because libraries need descriptors 0 to 2 to be open.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import importlib.metadata
-import importlib.util
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from types import FrameType
-from typing import Annotated, Any, Final, NoReturn
+from typing import Final
 
-import typer
-from typer.core import TyperGroup
+__all__ = ["main"]
 
-from atom.cli.options import split_multiple
-from atom.recipes.errors import AtomError, ExitStatus, UsageError
-
-__all__ = ["COMMANDS", "DISTRIBUTION", "main"]
-
-DISTRIBUTION: Final = "atom-serving"
-
-COMMANDS: Final = {
-    "serve": "serve",
-    "bench": "bench",
-    "report": "report",
-    "get": "get",
-    "doctor": "doctor",
-    "clean": "clean",
-}
-"""Subcommand → module of this package, in the order of the help."""
-
-
-HELP_OPTIONS: Final = {"help_option_names": ["-h", "--help"]}
-
-
-class _LazyGroup(TyperGroup):
-    """A group whose subcommands are imported when they are needed."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [name for name, module in COMMANDS.items() if importlib.util.find_spec(f"atom.cli.{module}") is not None]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in self.list_commands(ctx):
-            return None
-        module = importlib.import_module(f"atom.cli.{COMMANDS[cmd_name]}")
-        group = getattr(module, "app", None)
-        if group is None:
-            settings = {**HELP_OPTIONS, **getattr(module, "CONTEXT_SETTINGS", {})}
-            group = typer.Typer(add_completion=False, rich_markup_mode="rich")
-            group.command(cmd_name, context_settings=settings)(getattr(module, COMMANDS[cmd_name]))
-        command = typer.main.get_command(group)
-        command.name = cmd_name
-        return command
-
-
-app = typer.Typer(
-    name="atom",
-    cls=_LazyGroup,
-    no_args_is_help=True,
-    context_settings=HELP_OPTIONS,
-    rich_markup_mode="rich",
-    help="Launches, benchmarks and diagnoses LLM serving runs.",
-    epilog=(
-        "Examples:\n\n"
-        "  atom serve\n\n"
-        "  atom bench random --recipe embedded --num-prompts 32 --max-concurrency 4\n\n"
-        "  atom bench random --base-url http://127.0.0.1:8000 --random-input-len 2048 --json result.json"
-    ),
-)
-
-
-def _version(value: bool) -> None:
-    if value:
-        typer.echo(f"atom {importlib.metadata.version(DISTRIBUTION)}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
-    ] = False,
-    show_traceback: Annotated[
-        bool, typer.Option("--traceback", help="Show the traceback of an error. May stand anywhere.")
-    ] = False,
-) -> None:
-    del version, show_traceback  # --version acts in its callback, --traceback is taken by main()
-
-
-class Terminated(SystemExit):
-    """SIGTERM arrived; unwinds like Ctrl-C, so that servers are stopped and run directories sealed."""
+_INTERRUPTED: Final = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `atom` with `argv` (default: the process's) and return the exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    show_traceback = "--traceback" in arguments
-    arguments = [argument for argument in arguments if argument != "--traceback"]
-    if arguments[:1] == ["bench"]:
-        arguments = split_multiple(arguments)
-    previous = signal.signal(signal.SIGTERM, _terminate)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # Shell scripts start background jobs that way; `kill -INT` must reach a run there too.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Run `atom` with `argv` (default: the process's) and return the exit status. The process should end with it."""
+    signal.signal(signal.SIGINT, _leave)  # nothing is there yet that would have to be undone
+    _open_standard_files()
+    from atom.cli import dispatch
+
     try:
-        _check_namespace()
-        command = typer.main.get_command(app)
-        result = command.main(args=arguments, prog_name="atom", standalone_mode=False)
-        sys.stdout.flush()
-        return int(result) if isinstance(result, int) else ExitStatus.OK
-    except BrokenPipeError:
-        # Whoever read our output has seen enough, as with `atom … | head`. Nothing may be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitStatus.FAILED
-    except BaseException as error:
-        return _status(error, show_traceback)
-    finally:
-        with contextlib.suppress(TypeError):  # None: a handler that was not installed from Python
-            signal.signal(signal.SIGTERM, previous)
+        status = dispatch.main(argv)
+    except KeyboardInterrupt:
+        status = _INTERRUPTED
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the interpreter's own end would print a traceback
+    _flush()
+    if status > 128:
+        os._exit(status)  # whoever ended the run waits for no thread that still has work
+    return status
 
 
-def _status(error: BaseException, show_traceback: bool) -> int:
-    """The exit status of an exception; prints its one line."""
-    if isinstance(error, Terminated):
-        return ExitStatus.TERMINATED
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else ExitStatus.OK
-    if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return ExitStatus.INTERRUPTED
-    if show_traceback:
-        traceback.print_exception(error)
-    if isinstance(error, AtomError):
-        _say(str(error))
-        return error.status
-    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # typer's own: wrong usage
-        context = getattr(error, "ctx", None)
-        hint = f" (see {context.command_path} --help)" if context is not None else ""
-        if message := error.format_message():  # empty where the help was all there is to say
-            _say(message + hint)
-        return int(error.exit_code)
-    _say(f"{type(error).__name__}: {error} (this is a fault in atom; --traceback shows where)")
-    return ExitStatus.FAILED
+def _leave(signum: int, frame: FrameType | None) -> None:
+    os._exit(_INTERRUPTED)
 
 
-def _say(message: str) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        print(f"error: {message}", file=sys.stderr)
+def _open_standard_files() -> None:
+    """Give a closed descriptor (`>&-`) to /dev/null, lest the next file opened becomes standard output."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest one that is free: this one
+            os.set_inheritable(descriptor, True)
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
-def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated(ExitStatus.TERMINATED)
-
-
-def _check_namespace() -> None:
-    """`atom` is a namespace package; a regular package of that name elsewhere on sys.path hides parts of it."""
-    package = sys.modules.get("atom")
-    foreign = getattr(package, "__file__", None)
-    if foreign is not None:
-        raise UsageError(
-            f"another package named atom shadows this one: {foreign}; remove it from PYTHONPATH or the environment "
-            f"(pip uninstall atom), or install {DISTRIBUTION} into an environment of its own"
-        )
+def _flush() -> None:
+    """What nobody reads any more must not change the exit status, as the interpreter's own flush would."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

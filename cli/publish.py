@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from atom.cli.outputs import describe_os_error, write_output
 from atom.cli.render import bench_tables, markdown, print_tables
 from atom.recipes.errors import RunError
 
-__all__ = ["Output", "publish"]
+__all__ = ["Output", "publish", "show"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +47,8 @@ class Output:
 
 
 def publish(run_dir: RunDirectory, summary: Mapping[str, Any], output: Output) -> None:
-    """Write report.html and everything in `output`. What cannot be written keeps nothing else from being written or
-    shown; RunError names it at the end."""
+    """Write summary.json, report.html and everything in `output`. What cannot be written keeps nothing else from being
+    written or shown; RunError names it at the end."""
     failures: list[str] = []
 
     def attempt(write: Callable[[], None]) -> None:
@@ -58,6 +59,7 @@ def publish(run_dir: RunDirectory, summary: Mapping[str, Any], output: Output) -
         except (RunError, OSError) as error:
             failures.append(describe_os_error(error) if isinstance(error, OSError) else str(error))
 
+    attempt(lambda: run_dir.write_summary(summary))
     attempt(lambda: write_report(run_dir, summary))
     tables = bench_tables(summary, str(run_dir.report_html))
     if output.json:
@@ -70,10 +72,28 @@ def publish(run_dir: RunDirectory, summary: Mapping[str, Any], output: Output) -
         attempt(partial(_write, output.junit, junit(summary)))
     if output.step_summary is not None:
         _append_step_summary(output.step_summary, markdown(tables) + "\n")
-    if not output.quiet and not output.owns_stdout:
-        print_tables(tables, Console())
+    attempt(lambda: show(summary, output, str(run_dir.report_html)))
     if failures:
         raise RunError("; ".join(failures))
+
+
+def show(summary: Mapping[str, Any], output: Output, location: str | None = None) -> None:
+    """Print the tables, unless standard output is for something else. RunError if it takes none."""
+    if output.quiet or output.owns_stdout:
+        return
+    try:
+        print_tables(bench_tables(summary, location), _TableConsole())
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read them has seen enough; the run is worth what it is
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        raise RunError(f"cannot write standard output: {error.strerror}") from None
+
+
+class _TableConsole(Console):
+    def on_broken_pipe(self) -> None:
+        """Rich would end the process with a status of its own."""
+        raise BrokenPipeError
 
 
 def _result_json(run_dir: RunDirectory, summary: Mapping[str, Any], output: Output) -> str:

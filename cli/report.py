@@ -36,7 +36,7 @@ def report(
     opt.check_outputs(json_path, markdown, junit)
     percentiles = opt.parse_percentiles(metric_percentiles)
     run_dir = RunDirectory.open(run)
-    summary = summarize(run_dir, percentiles=percentiles, extra=server_side_figures(run_dir))
+    summary = summarize(run_dir, percentiles=percentiles, extra=server_side_figures(run_dir), write=False)
     output = Output(
         json=[json_path] if json_path is not None else [],
         markdown=markdown,

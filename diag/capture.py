@@ -7,7 +7,9 @@ recorded and what went wrong. `CaptureProcess` is the session's side.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -75,9 +77,13 @@ class _Recorder:
 
 
 def main() -> None:
-    # Ctrl-C reaches the whole foreground group; the session decides when captures end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    config = CaptureConfig.from_json(sys.stdin.readline())
+    # Ctrl-C and the end of a terminal reach whole groups; the session decides when captures end.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    line = sys.stdin.readline()
+    if not line:
+        return  # the session died before it said anything
+    config = CaptureConfig.from_json(line)
     directory = Path(config.directory)
     stop = threading.Event()
     jobs: list[tuple[_Recorder, Callable[[_Recorder, threading.Event], None]]] = []
@@ -94,7 +100,7 @@ def main() -> None:
     threads = [threading.Thread(target=run, args=(recorder, stop), daemon=True) for recorder, run in jobs]
     for thread in threads:
         thread.start()
-    print(json.dumps({"started": len(jobs)}), flush=True)
+    _tell({"started": len(jobs)})
     sys.stdin.read()  # until the session closes its end, or dies
     stop.set()
     for thread in threads:
@@ -107,7 +113,13 @@ def main() -> None:
         recorder.path.name: {"lines": recorder.lines, "lost": recorder.lost, "error": recorder.error}
         for recorder, _ in jobs
     }
-    print(json.dumps(report), flush=True)
+    _tell(report)
+
+
+def _tell(message: Mapping[str, Any]) -> None:
+    """One line for the session. One that was killed reads it no more, and its terminal is no place for a traceback."""
+    with contextlib.suppress(OSError):
+        os.write(sys.stdout.fileno(), json.dumps(message).encode() + b"\n")
 
 
 class CaptureProcess:
@@ -123,8 +135,9 @@ class CaptureProcess:
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(asdict(config)) + "\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it ended already, which the next line finds out
+            self._process.stdin.write(json.dumps(asdict(config)) + "\n")
+            self._process.stdin.flush()
         if not self._process.stdout.readline():  # it records from here on
             self._process.wait()
             raise RunError(f"the capture process did not start (status {self._process.returncode})")

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from atom.cli import main as cli
+from atom.cli import dispatch as cli
 from atom.cli.bench_checks import load_fields
 from atom.cli.options import parse_pairs, parse_percentiles, parse_rate, split_multiple
+from atom.cli.signals import Terminated
 from atom.recipes.errors import AtomError, ExitStatus, GateError, InvalidRunError, RunError, ServerDiedError, UsageError
 
 SRC = str(Path(__file__).resolve().parents[3] / ".src")
@@ -59,7 +60,10 @@ def atom(*arguments: str, code: str | None = None, **env: str) -> subprocess.Com
         (InvalidRunError("x"), 4),
         (KeyboardInterrupt(), 130),
         (typer.Abort(), 130),
-        (cli.Terminated(143), 143),
+        (Terminated(143), 143),
+        (Terminated(129), 129),
+        (OSError(28, "No space left", "x.json"), 1),
+        (OSError(28, "No space left"), 1),
         (SystemExit(5), 5),
         (ValueError("x"), 1),
     ],

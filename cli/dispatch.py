@@ -1,0 +1,168 @@
+"""The `atom` command: finds the subcommand, runs it, and turns how it ended into an exit status. Nothing else does.
+
+Subcommands are imported when they are asked for, so that `atom --version` is quick and works without any extra. Each is
+a module `atom.cli.NAME` with a function of that name (and `CONTEXT_SETTINGS` if it needs any), or, where it has
+subcommands itself, with a `typer.Typer` called `app`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from atom.cli.options import split_multiple
+from atom.cli.outputs import describe_os_error
+from atom.cli.signals import raising
+from atom.recipes.errors import AtomError, ExitStatus, RunError, UsageError
+
+__all__ = ["COMMANDS", "DISTRIBUTION", "main"]
+
+DISTRIBUTION: Final = "atom-serving"
+
+COMMANDS: Final = {
+    "serve": "serve",
+    "bench": "bench",
+    "report": "report",
+    "get": "get",
+    "doctor": "doctor",
+    "clean": "clean",
+}
+"""Subcommand → module of this package, in the order of the help."""
+
+
+HELP_OPTIONS: Final = {"help_option_names": ["-h", "--help"]}
+
+
+class _LazyGroup(TyperGroup):
+    """A group whose subcommands are imported when they are needed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for name, module in COMMANDS.items() if importlib.util.find_spec(f"atom.cli.{module}") is not None]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module = importlib.import_module(f"atom.cli.{COMMANDS[cmd_name]}")
+        group = getattr(module, "app", None)
+        if group is None:
+            settings = {**HELP_OPTIONS, **getattr(module, "CONTEXT_SETTINGS", {})}
+            group = typer.Typer(add_completion=False, rich_markup_mode="rich")
+            group.command(cmd_name, context_settings=settings)(getattr(module, COMMANDS[cmd_name]))
+        command = typer.main.get_command(group)
+        command.name = cmd_name
+        return command
+
+
+app = typer.Typer(
+    name="atom",
+    cls=_LazyGroup,
+    no_args_is_help=True,
+    context_settings=HELP_OPTIONS,
+    rich_markup_mode="rich",
+    help="Launches, benchmarks and diagnoses LLM serving runs.",
+    epilog=(
+        "Examples:\n\n"
+        "  atom serve\n\n"
+        "  atom bench random --recipe embedded --num-prompts 32 --max-concurrency 4\n\n"
+        "  atom bench random --base-url http://127.0.0.1:8000 --random-input-len 2048 --json result.json"
+    ),
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"atom {importlib.metadata.version(DISTRIBUTION)}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+    show_traceback: Annotated[
+        bool, typer.Option("--traceback", help="Show the traceback of an error. May stand anywhere.")
+    ] = False,
+) -> None:
+    del version, show_traceback  # --version acts in its callback, --traceback is taken by main()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `atom` with `argv` (default: the process's) and return the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    show_traceback = "--traceback" in arguments
+    arguments = [argument for argument in arguments if argument != "--traceback"]
+    if arguments[:1] == ["bench"]:
+        arguments = split_multiple(arguments)
+    try:
+        with raising():
+            return _run(arguments)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough, as with `atom … | head`. Nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitStatus.FAILED
+    except BaseException as error:
+        return _status(error, show_traceback)
+
+
+def _run(arguments: list[str]) -> int:
+    _check_namespace()
+    command = typer.main.get_command(app)
+    result = command.main(args=arguments, prog_name="atom", standalone_mode=False)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise RunError(f"cannot write standard output: {error.strerror}") from None
+    return int(result) if isinstance(result, int) else ExitStatus.OK
+
+
+def _status(error: BaseException, show_traceback: bool) -> int:
+    """The exit status of an exception; prints its one line."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else ExitStatus.OK
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return ExitStatus.INTERRUPTED
+    if show_traceback:
+        traceback.print_exception(error)
+    if isinstance(error, AtomError):
+        _say(str(error))
+        return error.status
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # typer's own: wrong usage
+        context = getattr(error, "ctx", None)
+        hint = f" (see {context.command_path} --help)" if context is not None else ""
+        if message := error.format_message():  # empty where the help was all there is to say
+            _say(message + hint)
+        return int(error.exit_code)
+    if isinstance(error, OSError):  # the machine's fault: a full disk, a directory that may not be written
+        _say(describe_os_error(error))
+        return ExitStatus.FAILED
+    _say(f"{type(error).__name__}: {error} (this is a fault in atom; --traceback shows where)")
+    return ExitStatus.FAILED
+
+
+def _say(message: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(f"error: {message}", file=sys.stderr)
+
+
+def _check_namespace() -> None:
+    """`atom` is a namespace package; a regular package of that name elsewhere on sys.path hides parts of it."""
+    package = sys.modules.get("atom")
+    foreign = getattr(package, "__file__", None)
+    if foreign is not None:
+        raise UsageError(
+            f"another package named atom shadows this one: {foreign}; remove it from PYTHONPATH or the environment "
+            f"(pip uninstall atom), or install {DISTRIBUTION} into an environment of its own"
+        )
