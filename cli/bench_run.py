@@ -20,10 +20,10 @@ from atom.bench.runner import LoadOutcome, run_in_loop, run_load
 from atom.bench.summary import summarize
 from atom.bench.target import Target, ask_server
 from atom.cli.outputs import describe_os_error
-from atom.cli.progress import LoadProgress
+from atom.cli.progress import LoadProgress, StatusLine, launch_progress
 from atom.cli.publish import Output, publish, show
 from atom.cli.run_place import RunPlace
-from atom.cli.server_side import launch_progress, server_side_figures
+from atom.cli.server_side import server_side_figures
 from atom.cli.signals import ending_signals, note, status_of
 from atom.diag.session import MeasuredSession, ServerUnderTest, UrlTarget
 from atom.recipes.errors import ExitStatus, RunError, UsageError
@@ -91,6 +91,7 @@ class BenchRun:
     server: ServerChoice
     load: LoadFactory
     output: Output
+    _line: StatusLine = field(default_factory=lambda: StatusLine(sys.stderr), init=False)
     _signal: int | None = field(default=None, init=False)
     _server_died: bool = field(default=False, init=False)
     _started: bool = field(default=False, init=False)
@@ -107,7 +108,7 @@ class BenchRun:
         run_dir = place.run_dir
         try:
             run_dir.write_run_json({"name": f"bench {self.name}", **provenance(command_line())})
-            with launch_progress(quiet=self.output.quiet) as on_launch:
+            with launch_progress(self._line, quiet=self.output.quiet) as on_launch:
                 session = MeasuredSession(recipe or target, run_dir, options=self.server.launch, on_progress=on_launch)
                 result = session.run(lambda server: self._load(server, run_dir), judge=lambda _: self._judge(run_dir))
         except UsageError:
@@ -138,7 +139,7 @@ class BenchRun:
         run_dir.write_run_json({"target": target.as_dict(), "backend": choice.backend})
         spec = self.load.spec(self.name, choice.endpoint(server.base_url, target.model), target)
         self._started = True
-        with LoadProgress(quiet=self.output.quiet) as progress:
+        with LoadProgress(self._line, quiet=self.output.quiet) as progress:
             return run_in_loop(self._run_load(spec, run_dir, progress, server))
 
     async def _run_load(

@@ -22,7 +22,7 @@ EMITTER = ROOT / "tests" / "benchmarks" / "emitter.py"
 COMMAND = [sys.executable, "-m", "atom.cli.main"]
 ATOM = f"'{sys.executable}' -m atom.cli.main"
 QUICK = "--random-input-len 8 --random-output-len 4 --num-prompts 6 --max-concurrency 2"
-ENDLESS = "--random-input-len 8 --random-output-len 20 --num-prompts 100000 --max-concurrency 4"
+ENDLESS = "--random-input-len 8 --random-output-len 20 --num-prompts 5000 --max-concurrency 4"
 
 
 def environment() -> dict[str, str]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from itertools import chain
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from atom.bench.rundir import RunDirectory, read_jsonl
 
@@ -80,7 +86,7 @@ def test_context_that_cannot_hold_the_load_is_refused_before_it(tmp_path: Path, 
     )
     assert done.returncode == 2, done.stderr
     assert "--random-input-len" in done.stderr
-    assert RunDirectory.open(tmp_path / "run").read_run_json()["validity"] == "failed"
+    assert not (tmp_path / "run").exists(), "nothing was recorded: a corrected command can take the place"
 
 
 def engine_core_of(pid: int) -> int:
@@ -142,3 +148,38 @@ def test_interrupt_while_the_server_starts(tmp_path: Path, embedded_model: Path)
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert done.stdout == "status 130\n", done.stderr
     assert RunDirectory.open(tmp_path / "run").read_run_json()["validity"] == "interrupted"
+
+
+@pytest.mark.embedded_model
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_progress_on_a_terminal_is_one_line_that_rewrites_itself(
+    tmp_path: Path, embedded_model: Path, columns: int
+) -> None:
+    """From the server's start to the load's end: nothing wraps, nothing else draws, one line is left."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    load = "--random-input-len 8 --random-output-len 8 --num-prompts 40 --max-concurrency 4 --output-dir run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "atom.cli.main", "bench", "random", "--recipe", "simulated", *load.split()],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / ".src")},
+        stdout=subprocess.DEVNULL,
+        stderr=slave,
+    )
+    os.close(slave)
+    written = b""
+    with contextlib.suppress(OSError):  # EIO: nobody has the terminal open any more
+        while data := os.read(master, 65536):
+            written += data
+    os.close(master)
+    assert process.wait(60) in (0, 4)
+    text = written.decode()
+    first, *frames = text.split("\r\x1b[2K")
+    assert first == ""
+    assert any(frame.startswith("server starting") for frame in frames)
+    assert "40/40" in frames[-1]
+    assert frames[-1].endswith("\r\n")
+    for frame in frames:
+        assert "\x1b" not in frame
+        assert cell_len(frame.removesuffix("\r\n")) < columns
+    assert "".join(frames).count("\n") == 1

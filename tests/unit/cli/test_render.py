@@ -7,11 +7,12 @@ import time
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from atom.bench.metrics import distribution
 from atom.bench.runner import Progress
-from atom.cli.progress import LoadProgress, progress_line
+from atom.cli.progress import LoadProgress, StatusLine, progress_line
 from atom.cli.render import Table, bench_tables, markdown, number, print_tables
 
 
@@ -122,7 +123,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize(("stream", "rewrites"), [(Terminal(), True), (io.StringIO(), False)])
 def test_progress_is_one_line_on_a_terminal_and_plain_lines_elsewhere(stream: io.StringIO, rewrites: bool) -> None:
-    with LoadProgress(quiet=False, stream=stream) as show:
+    with LoadProgress(StatusLine(stream), quiet=False) as show:
         show(Progress(phase="measured", total=1, completed=1, elapsed_s=1.0))
         deadline = time.monotonic() + 20
         while not stream.getvalue() and time.monotonic() < deadline:
@@ -134,6 +135,22 @@ def test_progress_is_one_line_on_a_terminal_and_plain_lines_elsewhere(stream: io
 
 def test_quiet_prints_nothing() -> None:
     stream = io.StringIO()
-    with LoadProgress(quiet=True, stream=stream) as show:
+    with LoadProgress(StatusLine(stream), quiet=True) as show:
         show(Progress(phase="measured"))
     assert stream.getvalue() == ""
+
+
+def test_status_line_fits_and_passes_no_control_character_on() -> None:
+    progress = Progress(
+        phase="measured", total=10_000, completed=4, failed=1, running=3, output_tokens=5, elapsed_s=2.0
+    )
+    progress.first_error = "bad\n\x1b[2J" + "宽" * 60
+    for width in (20, 79, 119):
+        line = progress_line(progress, bar=True, width=width)
+        stream = Terminal()
+        status = StatusLine(stream)
+        status.show(line)
+        frame = stream.getvalue().removeprefix("\r\x1b[2K")
+        assert "\x1b" not in frame
+        assert "\n" not in frame
+        assert cell_len(frame) <= 79
