@@ -12,6 +12,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -60,7 +61,14 @@ class _LazyGroup(TyperGroup):
             group.command(cmd_name, context_settings=settings)(getattr(module, COMMANDS[cmd_name]))
         command = typer.main.get_command(group)
         command.name = cmd_name
+        for one in (command, *getattr(command, "commands", {}).values()):
+            one.help = _unwrapped(one.help)
         return command
+
+
+def _unwrapped(text: str | None) -> str | None:
+    """A docstring's paragraphs as lines: typer would keep the line breaks of all but the first."""
+    return text and re.sub(r"(?<!\n)\n(?!\n)", " ", text)
 
 
 app = typer.Typer(

@@ -31,7 +31,7 @@ def get(
     Example: test $(atom get RUN failed) -eq 0
     """
     run_dir = RunDirectory.open(run)
-    if run_dir.summary_json.is_file():
+    if run_dir.summary_json.is_file() and metric != "validity":  # the directory may have been damaged since
         summary = run_dir.read_summary()
     else:
         summary = summarize(run_dir, extra=server_side_figures(run_dir), write=False)
@@ -48,6 +48,15 @@ def get(
     return 0
 
 
+def _near(metric: str, names: list[str]) -> list[str]:
+    """Names that were perhaps meant: those with all its words, the most usual statistics first; else similar ones."""
+    words = [word for word in re.split(r"[^a-z0-9.]+", metric) if word]
+    holding = [name for name in names if words and all(word in name.split("_") for word in words)]
+    usual = ("median", "p50", "mean", "p99")
+    holding.sort(key=lambda name: next((i for i, start in enumerate(usual) if name.startswith(start)), len(usual)))
+    return holding[:4] or difflib.get_close_matches(metric, names, n=4, cutoff=0.4)
+
+
 def _resolve(metric: str, figures: Mapping[str, Any]) -> str:
     """The figure's name: as it is, without its unit, or with the statistic at the end."""
     statistic = re.fullmatch(r"(\w+?)_(mean|median|std|p[\d.]+)(_ms)?", metric)
@@ -57,6 +66,6 @@ def _resolve(metric: str, figures: Mapping[str, Any]) -> str:
     for name in names:
         if name in figures:
             return name
-    close = difflib.get_close_matches(metric, figures, n=4, cutoff=0.4)
+    close = _near(metric.lower(), list(figures))
     hint = f"; did you mean {', '.join(close)}?" if close else ""
     raise UsageError(f"METRIC {metric!r} is no figure of this run{hint} (all of them: summary.json)")

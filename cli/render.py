@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -14,6 +15,7 @@ from rich.text import Text
 __all__ = ["Table", "bench_tables", "markdown", "number", "print_tables"]
 
 UNSUPPORTED: Final = "†"
+SEPARATOR: Final = " · "
 CONNECT_MS: Final = 1.0
 CONNECT_SHARE: Final = 0.01
 """A median time to connect above this, or above this share of TTFT, has a row of its own."""
@@ -63,7 +65,7 @@ def _title(summary: Mapping[str, Any]) -> str:
     load, server = summary["load"], summary["server"]
     source = load.get("source") or {}
     parts = [summary["title"] or "run"]
-    if "random_input_len" in source:
+    if source.get("random_input_len") is not None and source.get("random_output_len") is not None:
         shape = f"{source['random_input_len']:,} in / {source['random_output_len']:,} out"
         if source.get("random_range_ratio"):
             shape += f" ±{source['random_range_ratio']:.0%}"
@@ -79,7 +81,7 @@ def _title(summary: Mapping[str, Any]) -> str:
     if server.get("executor"):
         executor = str(server["executor"])
         parts.append("SIMULATED executor: no model was run" if executor == "simulated" else f"{executor} executor")
-    return " · ".join(parts)
+    return SEPARATOR.join(parts)
 
 
 _LATENCY_LABELS: Final = {
@@ -213,7 +215,7 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
     parts: list[RenderableType] = []
     for table in tables:
         if table.title:
-            parts.append(Text(table.title, style="bold"))
+            parts.append(Text(_lines(table.title, console.width), style="bold"))
         rich = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
         for number_, column in enumerate(table.columns):
             numeric = number_ > 0 and len(table.columns) > 2
@@ -226,6 +228,17 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
                 Text(note, style="yellow" if note.startswith(("NOT VALID", "FAILED", "INTERRUPTED")) else "dim")
             )
     console.print(Group(*parts), soft_wrap=False)
+
+
+def _lines(title: str, width: int) -> str:
+    """A title broken between its parts, never inside one that fits a line."""
+    lines: list[str] = []
+    for part in title.split(SEPARATOR):
+        if lines and cell_len(lines[-1] + SEPARATOR + part) <= width:
+            lines[-1] += SEPARATOR + part
+        else:
+            lines.append(part)
+    return "\n".join(lines)
 
 
 def markdown(tables: Sequence[Table]) -> str:

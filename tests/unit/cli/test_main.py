@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -182,6 +183,17 @@ def test_help_of_every_command_has_an_example(
         assert cli.main([*arguments, "--help"]) == 0
         text = capsys.readouterr().out
         assert "Example" in text, arguments
+
+
+def test_help_breaks_no_sentence(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the terminal is wide enough, a paragraph is a line, however the source is wrapped."""
+    monkeypatch.setenv("COLUMNS", "1000")
+    for command in ("serve", "get", "report", "doctor", "clean", "bench", "bench random"):
+        assert cli.main([*command.split(), "--help"]) == 0
+        text = capsys.readouterr().out.partition("╭")[0]
+        lines = [line.strip() for line in text.splitlines()]
+        for line, following in itertools.pairwise(lines):
+            assert not (line and following), f"{command}: {line!r} goes on in {following!r}"
 
 
 def test_completion_script_is_shown() -> None:

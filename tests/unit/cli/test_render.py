@@ -12,8 +12,10 @@ from rich.console import Console
 
 from atom.bench.metrics import distribution
 from atom.bench.runner import Progress
+from atom.cli.get import _resolve
 from atom.cli.progress import LoadProgress, StatusLine, progress_line
-from atom.cli.render import Table, bench_tables, markdown, number, print_tables
+from atom.cli.render import SEPARATOR, Table, bench_tables, markdown, number, print_tables
+from atom.recipes.errors import UsageError
 
 
 def summary(**more: Any) -> dict[str, Any]:
@@ -154,3 +156,31 @@ def test_status_line_fits_and_passes_no_control_character_on() -> None:
         assert "\x1b" not in frame
         assert "\n" not in frame
         assert cell_len(frame) <= 79
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 120, 300])
+@pytest.mark.parametrize("executor", ["cpu", "simulated"])
+def test_title_breaks_between_its_parts(width: int, executor: str) -> None:
+    load = {"model": "SmolLM2-135M-Instruct.Q4_1.gguf", "num_prompts": 3, "max_concurrency": 2, "request_rate": 7}
+    tables = bench_tables(summary(load=load, server={"executor": executor}))[:1]
+    stream = io.StringIO()
+    print_tables(tables, Console(file=stream, width=width))
+    title = stream.getvalue().partition("latency")[0]
+    lines = [line.strip() for line in title.splitlines() if line.strip()]
+    assert SEPARATOR.join(lines) == tables[0].title
+    assert all(cell_len(line) <= width for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("metric", "near"),
+    [
+        ("TTFT", "median_ttft_ms"),
+        ("itl", "p99_itl_ms"),
+        ("ttft_ms", "mean_ttft_ms"),
+        ("P99-TTFT", "p99_ttft_ms"),
+        ("outputthroughput", "output_throughput"),
+    ],
+)
+def test_unknown_figure_suggests_near_names(metric: str, near: str) -> None:
+    with pytest.raises(UsageError, match=rf"did you mean .*\b{near}\b"):
+        _resolve(metric, summary()["figures"])
