@@ -192,9 +192,12 @@ class _Connection(asyncio.Protocol):
         self._end(exchange, cut=not self._parser.eof(), reusable=False)
 
     def _end(self, exchange: Exchange, *, cut: bool, reusable: bool) -> None:
+        exchange.reader.finish(cut=cut)
+        self._close(exchange, reusable=reusable)
+
+    def _close(self, exchange: Exchange, *, reusable: bool) -> None:
         self._exchange = None
         self.served += 1
-        exchange.reader.finish(cut=cut)
         if reusable and self.alive:
             self._pool.release(self)
         else:
@@ -203,11 +206,11 @@ class _Connection(asyncio.Protocol):
             exchange.done.set_result(None)
 
     def stop(self, exchange: Exchange, kind: str, message: str) -> None:
-        """End the exchange from this side."""
+        """End the exchange from this side: the stream's incompleteness is then no anomaly of the server's."""
         if self._exchange is exchange:
             exchange.reader.fail(kind, message)
             exchange.end_ns = monotonic_ns()
-            self._end(exchange, cut=True, reusable=False)
+            self._close(exchange, reusable=False)
 
     def expire(self, exchange: Exchange, kind: str, message: str) -> None:
         """`stop`, after what has already been read."""
@@ -246,7 +249,6 @@ class ConnectionPool:
             except (OSError, TimeoutError) as error:
                 exchange.end_ns = monotonic_ns()
                 exchange.reader.fail("connect", f"cannot connect to {self._host}:{self._port}: {_reason(error)}")
-                exchange.reader.finish(cut=True)
                 return
             except asyncio.CancelledError:
                 exchange.end_ns = monotonic_ns()

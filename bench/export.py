@@ -40,13 +40,13 @@ def vllm_result(
         "endpoint_type": backend,
         "backend": backend,
         "label": label,
-        "model_id": load["model"],
+        "model_id": load.get("model"),
         "tokenizer_id": None,
-        "num_prompts": load["num_prompts"],
+        "num_prompts": load.get("num_prompts"),
         **(metadata or {}),
-        "request_rate": load["request_rate"],
-        "burstiness": load["burstiness"],
-        "max_concurrency": load["max_concurrency"],
+        "request_rate": load.get("request_rate"),
+        "burstiness": load.get("burstiness"),
+        "max_concurrency": load.get("max_concurrency"),
     }
     result |= {
         name: _whole(figures.get(name)) if name in _COUNTS else figures.get(name) for name in (*_RATES, *_COUNTS)

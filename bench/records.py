@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
-from atom.bench.rundir import JsonlFile, RunDirectory
+from atom.bench.rundir import JsonlFile, RunDirectory, check_schema_version
 
-__all__ = ["MEASURED", "WARMUP", "Outcome", "RequestRecord", "read_records"]
+__all__ = ["MEASURED", "WARMUP", "Outcome", "RequestRecord", "is_count", "read_records"]
 
 MEASURED = "measured"
 WARMUP = "warmup"
@@ -113,38 +114,83 @@ class RequestRecord:
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> RequestRecord:
         """The record of a line; ValueError if the line is none. Unknown fields are ignored (newer minor versions)."""
-        error = line.get("error") or {}
+        error = line.get("error")
+        if not isinstance(error, dict | None):
+            raise ValueError("error must be an object or null")
+        error = error or {}
         fields = {name: line[name] for name in _FIELDS if name in line}
-        if not isinstance(fields.get("index"), int) or not isinstance(error, dict):
+        if not is_count(fields.get("index")) or fields.get("outcome") not in tuple(Outcome):
             raise ValueError("not a request record")
-        for name in _NUMBERS:
-            if not isinstance(fields.get(name), int | None):
-                raise ValueError(f"{name} must be an integer or null, got {fields[name]!r}")
+        for name in _NUMBERS & fields.keys():
+            if fields[name] is not None and not is_count(fields[name]):
+                raise ValueError(f"{name} must be a whole number from 0 or null, got {fields[name]!r}")
+        for name, value in [*((name, fields.get(name)) for name in _TEXTS), *error.items()]:
+            if not isinstance(value, str | None):
+                raise ValueError(f"{name} must be a string or null, got {value!r}")
+        if not all(isinstance(fields.get(name, ""), str) for name in ("phase", "worker")):
+            raise ValueError("phase and worker must be strings")
+        fields["retries"] = fields.get("retries") or 0
         chunks, tokens = fields.get("chunk_ns", []), fields.get("chunk_tokens")
-        if not _integers(chunks) or not (tokens is None or (_integers(tokens) and len(tokens) == len(chunks))):
-            raise ValueError("chunk_ns and chunk_tokens must be lists of integers of one length")
-        return cls(**fields, error_class=error.get("class"), error_message=error.get("message"))
+        if not _counts(chunks) or not (tokens is None or (_counts(tokens) and len(tokens) == len(chunks))):
+            raise ValueError("chunk_ns and chunk_tokens must be lists of whole numbers of one length")
+        anomalies = fields.setdefault("anomalies", {})
+        if not isinstance(anomalies, dict) or not _counts(list(anomalies.values())):
+            raise ValueError("anomalies must be an object of whole numbers")
+        record = cls(**fields, error_class=error.get("class"), error_message=error.get("message"))
+        record._check_order()
+        return record
+
+    def _check_order(self) -> None:
+        """ValueError if what happened did not happen in this order, or a completed request lacks a part of it."""
+        moments = [self.sent_ns, self.first_ns, self.last_ns, self.end_ns]
+        if self.outcome == Outcome.COMPLETED and None in moments:
+            raise ValueError("a completed request must have sent_ns, first_ns, last_ns and end_ns")
+        known = [moment for moment in moments if moment is not None]
+        chunks = list(self.chunk_ns)
+        if known != sorted(known) or chunks != sorted(chunks):
+            raise ValueError("sent_ns, first_ns, last_ns, end_ns and chunk_ns must ascend")
 
 
 _FIELDS = frozenset(RequestRecord.__dataclass_fields__) - {"error_class", "error_message"}
-_NUMBERS = (
-    *sorted(name for name in _FIELDS if name.endswith("_ns") and name != "chunk_ns"),
-    *("lane", "turn", "status", "retries"),
-    *("input_len", "output_len", "prompt_tokens", "output_tokens", "cached_tokens"),
+_NUMBERS = frozenset(
+    (
+        *(name for name in _FIELDS if name.endswith("_ns") and name != "chunk_ns"),
+        *("lane", "turn", "status", "retries"),
+        *("input_len", "output_len", "prompt_tokens", "output_tokens", "cached_tokens"),
+    )
 )
+_TEXTS = ("phase", "worker", "session", "tokens_from", "finish_reason", "text")
+_MOST: Final = 1 << 62
+"""Beyond any time or count, and small enough for a difference of two in 64 bits."""
 
 
-def _integers(values: object) -> bool:
-    return isinstance(values, list) and all(type(value) is int for value in values)
+def is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < _MOST
 
 
-def read_records(run_dir: RunDirectory, phase: str | None = MEASURED) -> Iterator[RequestRecord]:
-    """The records of all workers, of one phase or (None) of all. Torn and foreign lines are skipped."""
+def _counts(values: object) -> bool:
+    return isinstance(values, list) and all(map(is_count, values))
+
+
+def read_records(
+    run_dir: RunDirectory, phase: str | None = MEASURED, *, damaged: Counter[str] | None = None
+) -> Iterator[RequestRecord]:
+    """The records of all workers, of one phase or (None) of all.
+
+    Lines that are torn or no record are skipped, and counted in `damaged` by file (`requests/0.jsonl`). UsageError for
+    a line of a newer major schema version, which says something that this version cannot know.
+    """
     for path in run_dir.request_files():
-        for line in JsonlFile(path):
+        file, bad = JsonlFile(path), 0
+        for line in file:
+            if "schema_version" in line:
+                check_schema_version(line["schema_version"], f"{path}, line {file.line}")
             try:
                 record = RequestRecord.from_json(line)
-            except (ValueError, TypeError):
+            except ValueError:
+                bad += 1
                 continue
             if phase is None or record.phase == phase:
                 yield record
+        if damaged is not None and bad + file.malformed:
+            damaged[f"{path.parent.name}/{path.name}"] += bad + file.malformed

@@ -101,17 +101,19 @@ class JsonlFile:
     because they were torn or no JSON object; `torn` whether the last line was cut off."""
 
     path: Path
+    line: int = field(default=0, init=False)
+    """Number of the line that was yielded last, from 1."""
     malformed: int = field(default=0, init=False)
     torn: bool = field(default=False, init=False)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        self.malformed, self.torn = 0, False
+        self.line, self.malformed, self.torn = 0, 0, False
         try:
             file = self.path.open("rb")
         except FileNotFoundError:
             return
         with file:
-            for line in file:
+            for self.line, line in enumerate(file, 1):
                 if line.isspace():
                     continue
                 try:
@@ -154,7 +156,7 @@ def write_text(path: Path, text: str) -> None:
         raise RunError(f"cannot write {path}: {error.strerror}") from None
 
 
-def check_schema_version(value: object, where: Path) -> None:
+def check_schema_version(value: object, where: Path | str) -> None:
     """Raise UsageError if `value` is no version, or of a newer major version than this reader's."""
     major = str(value).partition(".")[0]
     if not isinstance(value, str) or not major.isdigit():

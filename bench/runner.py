@@ -302,6 +302,8 @@ class _Run:
     def _record(self, record: RequestRecord, exchange: Exchange, cancelled: bool) -> None:
         record.sent_ns, record.end_ns = exchange.sent_ns, exchange.end_ns
         record.connect_ns, record.retries = exchange.connect_ns, exchange.retries
+        if cancelled:
+            exchange.reader.fail("cancelled", "cancelled by the client")
         exchange.reader.fill(record)
         if cancelled:
             record.outcome = Outcome.CANCELLED

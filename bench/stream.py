@@ -43,6 +43,7 @@ class StreamReader:
         "_error",
         "_finish_reasons",
         "_kinds",
+        "_location",
         "_plain",
         "_prefix",
         "_status",
@@ -61,6 +62,7 @@ class StreamReader:
         self._decoder = SseDecoder()
         self._plain: bytes | None = None
         self._status: int | None = None
+        self._location: str | None = None
         self._times = array("q")
         self._kinds = bytearray()
         self._tokens = array("q")
@@ -80,6 +82,7 @@ class StreamReader:
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
         self._status = status
+        self._location = headers.get("location") if 300 <= status < 400 else None
         kind = headers.get("content-type", "")
         if status != 200 or "json" in kind or "html" in kind:
             self._plain = b""
@@ -136,6 +139,8 @@ class StreamReader:
         record.prompt_tokens = self._usage.get("prompt")
         record.cached_tokens = self._usage.get("cached")
         self._fill_chunks(record)
+        if record.first_ns is None:
+            self.fail("empty", "the stream ended well but no chunk of it had a token")
         if self._error is not None:
             record.outcome = Outcome.FAILED
             record.error_class, record.error_message = self._error
@@ -161,6 +166,8 @@ class StreamReader:
             keep = [kind in wanted for kind in kinds]
         else:
             keep = []
+        if keep and not any(keep) and total:
+            keep[-1] = True  # the tokens that usage counts came with one of these, at the latest with the last
         if keep:
             record.chunk_ns = [t for t, bears in zip(self._times, keep, strict=True) if bears]
             if counted:
@@ -336,7 +343,10 @@ class StreamReader:
     def _finish_plain(self, *, cut: bool) -> None:
         body = self._plain or b""
         if self._status != 200:
-            self.fail(f"http_{self._status}", _error_text(body) or "no body")
+            message = _error_text(body) or "no body"
+            if self._location is not None:
+                message = f"redirects to {self._location}; redirects are not followed"
+            self.fail(f"http_{self._status}", message)
             return
         text = _error_text(body)
         if text and b'"error"' in body:

@@ -14,9 +14,10 @@ from typing import Any, Final
 import numpy as np
 
 from atom.bench.metrics import DISTRIBUTIONS, RATES, Figure, FloatArray, Samples, collect, distribution
-from atom.bench.records import Outcome, RequestRecord, read_records
-from atom.bench.rundir import RunDirectory, read_jsonl
-from atom.bench.validity import Client, Counts, judge
+from atom.bench.records import Outcome, RequestRecord, is_count, read_records
+from atom.bench.run_facts import checked_run
+from atom.bench.rundir import JsonlFile, RunDirectory, Validity, check_schema_version
+from atom.bench.validity import Client, Counts, Verdict, judge
 
 __all__ = ["summarize"]
 
@@ -49,12 +50,14 @@ def summarize(
     """Sum up `run_dir`, write summary.json (unless told not to) and return it.
 
     `extra` adds figures of the server's side, ready made.
-    A sealed run keeps its verdict: whoever sealed it may have known more than the records say.
+    A sealed run keeps its verdict: whoever sealed it may have known more than the records say. But a directory that was
+    damaged since is no valid evidence. UsageError for a file that this version cannot read, by name.
     """
-    run = run_dir.read_run_json()
+    run = checked_run(run_dir)
     load: dict[str, Any] = run.get("load") or {}
-    records = list(read_records(run_dir))
-    window = _read_window(run_dir)
+    damaged: Counter[str] = Counter()
+    records = list(read_records(run_dir, damaged=damaged))
+    window = _read_window(run_dir, damaged)
     start, end = _bounds(window, run, records)
     wall = max(0, end - start) / 1e9
     slo = load.get("goodput_ms") or {}
@@ -80,7 +83,7 @@ def summarize(
         counts,
         client,
         figures,
-        threshold=float(load.get("failed_request_threshold", 0.1)),
+        threshold=_or(load.get("failed_request_threshold"), 0.1),
         interrupted=window.interrupted,
         ended=window.end_ns is not None,
         recorded=_time_in_system(records),
@@ -88,12 +91,13 @@ def summarize(
         busy_ns=window.busy_ns,
         planned=load.get("num_prompts"),
     )
+    validity, reasons = _verdict(run, verdict, _damage(run_dir, run, window, damaged, verdict))
     summary: dict[str, Any] = {
         "title": load.get("name"),
         "load": load,
         "server": run.get("target") or {},
-        "validity": run.get("validity") or str(verdict.validity),
-        "reasons": run["reasons"] if run.get("validity") else verdict.reasons,
+        "validity": str(validity),
+        "reasons": reasons,
         "checks": [check.as_dict() for check in verdict.checks],
         "notes": _notes(samples, records, figures),
         "errors": _errors(records),
@@ -107,25 +111,89 @@ def summarize(
     return summary
 
 
-def _read_window(run_dir: RunDirectory) -> _Window:
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else float(value)
+
+
+def _verdict(run: Mapping[str, Any], verdict: Verdict, damage: Sequence[str]) -> tuple[Validity, list[str]]:
+    sealed = run.get("validity")
+    validity = Validity(sealed) if sealed is not None else verdict.validity
+    reasons = list(run.get("reasons") or ()) if sealed is not None else verdict.reasons
+    if damage and validity is Validity.VALID:
+        validity = Validity.NOT_VALID
+    return validity, [*reasons, *(reason for reason in damage if reason not in reasons)]
+
+
+def _read_window(run_dir: RunDirectory, damaged: Counter[str]) -> _Window:
+    """What the clients noted; lines that say it wrong are counted in `damaged` and otherwise left out."""
     window = _Window()
     for path in sorted(run_dir.client.glob("*.jsonl")):
-        for line in read_jsonl(path):
-            kind = line.get("kind")
-            if kind == "measured_start":
-                window.start_ns = min(window.start_ns or line["t_ns"], line["t_ns"])
-            elif kind == "measured_end":
-                window.end_ns = max(window.end_ns or 0, line["t_ns"])
-                window.started = (window.started or 0) + line["started"]
-                window.sent = (window.sent or 0) + line["sent"]
-                window.busy_ns = (window.busy_ns or 0) + line["running_integral_ns"]
-                window.interrupted |= bool(line["interrupted"])
-            elif kind == "window" and line.get("phase") == "measured":
-                window.lag_ms += line["lag_ms"]
-                duration = line["t_ns"] - line["start_ns"]
-                window.cpu_ns += line["cpu_share"] * duration
-                window.cpu_of_ns += duration
+        file, bad = JsonlFile(path), 0
+        for line in file:
+            if "schema_version" in line:
+                check_schema_version(line["schema_version"], f"{path}, line {file.line}")
+            try:
+                _take_line(window, line)
+            except (KeyError, TypeError, ValueError):
+                bad += 1
+        if bad + file.malformed:
+            damaged[f"{path.parent.name}/{path.name}"] += bad + file.malformed
     return window
+
+
+def _take_line(window: _Window, line: Mapping[str, Any]) -> None:
+    """KeyError, TypeError or ValueError if the line is not what its kind says, and then nothing of it is taken."""
+    kind = line.get("kind")
+    if kind == "measured_start":
+        moment = _whole(line["t_ns"])
+        window.start_ns = moment if window.start_ns is None else min(window.start_ns, moment)
+    elif kind == "measured_end":
+        sent = _whole(line["sent"])
+        started, busy, end = (
+            _whole(line.get("started", sent)),
+            _whole(line["running_integral_ns"]),
+            _whole(line["t_ns"]),
+        )
+        window.end_ns = max(window.end_ns or 0, end)
+        window.started, window.sent = (window.started or 0) + started, (window.sent or 0) + sent
+        window.busy_ns = (window.busy_ns or 0) + busy
+        window.interrupted |= line["interrupted"] is True
+    elif kind == "window" and line.get("phase") == "measured":
+        duration = _whole(line["t_ns"]) - _whole(line["start_ns"])
+        lags, share = [_real(lag) for lag in line["lag_ms"]], _real(line["cpu_share"])
+        if duration < 0:
+            raise ValueError("a window must not end before it starts")
+        window.lag_ms += lags
+        window.cpu_ns += share * duration
+        window.cpu_of_ns += duration
+
+
+def _whole(value: object) -> int:
+    if not is_count(value):
+        raise ValueError("not a whole number")
+    assert isinstance(value, int)
+    return value
+
+
+def _real(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
+        raise ValueError("not a number")
+    return float(value)
+
+
+def _damage(
+    run_dir: RunDirectory, run: Mapping[str, Any], window: _Window, damaged: Mapping[str, int], verdict: Verdict
+) -> list[str]:
+    """What is missing from the directory or spoiled in it, whatever was thought of the run when it was sealed."""
+    reasons = [f"{n} unreadable {'line' if n == 1 else 'lines'} in {name}" for name, n in sorted(damaged.items())]
+    sealed = run.get("validity") == Validity.VALID
+    if window.started and not run_dir.request_files():
+        reasons.append(f"requests/*.jsonl is missing: {window.started} requests were started")
+    if sealed and window.end_ns is None:
+        reasons.append("client/*.jsonl is missing or incomplete: how the run ended is not known")
+    if sealed:
+        reasons += [f"{check.name} does not hold: {check.detail}" for check in verdict.checks if check.ok is False]
+    return reasons
 
 
 def _bounds(window: _Window, run: Mapping[str, Any], records: Sequence[RequestRecord]) -> tuple[int, int]:
@@ -188,7 +256,7 @@ def _most_tokens_per_second(samples: Samples, start_ns: int) -> float | None:
         return None
     times: FloatArray = np.concatenate([times for times, _ in samples.tokens_at])
     tokens: FloatArray = np.concatenate([tokens for _, tokens in samples.tokens_at])
-    second = np.maximum(0, times - start_ns / 1e9).astype(np.int64)
+    _, second = np.unique(np.maximum(0, times - start_ns / 1e9).astype(np.int64), return_inverse=True)
     return float(np.bincount(second, weights=tokens).max())
 
 

@@ -9,6 +9,7 @@ from importlib import resources
 from typing import Any
 
 from atom.bench.report.series import collect_series
+from atom.bench.run_facts import checked_run
 from atom.bench.rundir import RunDirectory, write_text
 
 __all__ = ["write_report"]
@@ -16,7 +17,7 @@ __all__ = ["write_report"]
 
 def write_report(run_dir: RunDirectory, summary: Mapping[str, Any]) -> None:
     """Write `run_dir`'s report.html from its summary and its recorded series."""
-    run = run_dir.read_run_json()
+    run = checked_run(run_dir)
     data = {
         "summary": summary,
         "run": {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 
@@ -132,7 +132,12 @@ def _lines(folder: Path, pattern: str) -> Iterator[tuple[str, Mapping[str, Any]]
 
 def _number(line: Mapping[str, Any], name: str) -> float | None:
     value = line.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return float(value) if _is_number(value) else None
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    """Whether it can be plotted: neither NaN nor beyond what a clock in nanoseconds can show."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -(2.0**63) < value < 2.0**63
 
 
 def _gc(server: Path, start_ns: int) -> dict[str, list[Point]]:
@@ -195,6 +200,6 @@ def _client(client: Path, start_ns: int) -> dict[str, list[Point]]:
         if line.get("kind") != "window" or moment is None or not isinstance(lags, list):
             continue
         at = (moment - start_ns) / 1e9
-        lag.append([at, max((float(v) for v in lags if isinstance(v, int | float)), default=None)])
+        lag.append([at, max((float(v) for v in lags if _is_number(v)), default=None)])
         cpu.append([at, share])
     return {"lag_ms": thin(lag), "cpu_share": thin(cpu)}

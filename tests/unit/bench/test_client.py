@@ -15,6 +15,7 @@ import pytest
 
 from atom.bench.load import PlannedRequest
 from atom.bench.records import Outcome
+from atom.bench.rundir import read_jsonl
 from atom.recipes.errors import RunError
 
 
@@ -184,6 +185,44 @@ async def test_request_timeout_keeps_the_partial_record(serve: Any, load: Any, w
     record = (await load(server.url, 1, request_timeout=0.3)).records[0]
     assert (record.outcome, record.error_class, len(record.chunk_ns)) == (Outcome.FAILED, "timeout", 1)
     assert record.end_ns - record.sent_ns >= 0.29e9
+
+
+async def test_what_this_client_ends_itself_is_no_anomaly_of_the_server(serve: Any, load: Any, wire: Any) -> None:
+    """A timeout, a cancellation and a refused connection leave cut streams, but the server cut none of them."""
+    half = [wire.SSE_HEAD, wire.http_chunk(wire.event(wire.text_chunk(" a")))[:-9], wire.HANG]
+    server = serve(lambda number, body: half)
+    timed_out = (await load(server.url, request_timeout=0.3)).records[0]
+    stop = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.3, stop.set)
+    cancelled = (await load(server.url, stop=stop)).records[0]
+    refused = (await load("http://127.0.0.1:1")).records[0]
+    assert [timed_out.outcome, cancelled.outcome, refused.outcome] == ["failed", "cancelled", "failed"]
+    assert [timed_out.error_class, cancelled.error_class, refused.error_class] == ["timeout", "cancelled", "connect"]
+    assert [dict(record.anomalies) for record in (timed_out, cancelled, refused)] == [{}, {}, {}]
+    assert refused.sent_ns is None
+    cut = serve(lambda number, body: [*half[:2], wire.CLOSE])
+    assert (await load(cut.url)).records[0].anomalies["connection_cut"] == 1
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+async def test_redirect_says_where_to(serve: Any, load: Any, status: int) -> None:
+    head = b"HTTP/1.1 %d Elsewhere\r\nLocation: https://there/v1\x1b[31m\r\nContent-Length: 4\r\n\r\ngone" % status
+    record = (await load(serve(lambda number, body: [head]).url)).records[0]
+    assert record.error_class == f"http_{status}"
+    assert "https://there/v1" in (record.error_message or "")
+    assert "\x1b" not in (record.error_message or "")
+
+
+async def test_connecting_and_sending_are_counted(serve: Any, load: Any, wire: Any) -> None:
+    """A request that got no connection was started, not sent; the live count adds up with the records."""
+    loaded = await load("http://127.0.0.1:1", 3)
+    assert (loaded.outcome.started, loaded.outcome.sent, loaded.outcome.failed) == (3, 0, 3)
+    server = serve(lambda number, body: wire.good_answer())
+    loaded = await load(server.url, 60, max_concurrency=4, num_warmups=5)
+    assert (loaded.outcome.started, loaded.outcome.sent, loaded.outcome.completed) == (60, 60, 60)
+    (end,) = (line for line in read_jsonl(loaded.run_dir.client / "0.jsonl") if line["kind"] == "measured_end")
+    assert (end["started"], end["sent"]) == (60, 60)
+    assert end["running_integral_ns"] >= sum(record.end_ns - record.sent_ns for record in loaded.records)
 
 
 async def test_api_key_headers_and_path(serve: Any, load: Any, wire: Any) -> None:

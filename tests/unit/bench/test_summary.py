@@ -459,5 +459,5 @@ def test_foreign_lines_are_no_records(tmp_path: Path, line: str) -> None:
 
 def test_unknown_fields_of_a_newer_minor_version_are_ignored(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path / "run")
-    (run_dir.requests / "0.jsonl").write_text('{"index": 1, "phase": "measured", "novel": 5}\n')
+    (run_dir.requests / "0.jsonl").write_text('{"index": 1, "phase": "measured", "outcome": "cancelled", "novel": 5}\n')
     assert [record.index for record in read_records(run_dir)] == [1]
