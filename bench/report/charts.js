@@ -2,7 +2,7 @@
 "use strict";
 const Charts = (() => {
   const NS = "http://www.w3.org/2000/svg";
-  const W = 520, M = { l: 52, r: 12, t: 8, b: 32 };
+  const M = { l: 52, r: 12, t: 8, b: 32 };
 
   const svg = (tag, attributes, parent) => {
     const node = document.createElementNS(NS, tag);
@@ -32,9 +32,25 @@ const Charts = (() => {
     return String(+value.toPrecision(4));
   };
 
+  // Draws at the width there is, again when it changes: text that is scaled with a chart cannot be read on a small screen.
+  const fitted = draw => (host, ...args) => {
+    let drawn = 0, nodes = [];
+    const fit = () => {
+      const style = getComputedStyle(host);
+      const width = Math.max(200, Math.floor(host.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight)));
+      if (width === drawn) return;
+      drawn = width;
+      nodes.forEach(node => node.remove());
+      const before = new Set(host.children);
+      draw(host, width, ...args);
+      nodes = [...host.children].filter(node => !before.has(node));
+    };
+    fit();
+    new ResizeObserver(fit).observe(host);
+  };
+
   // The frame: axes, grid, labels. Returns the drawing area and its scales.
-  const frame = (host, { x, y, xLabel, yLabel, wide, height = 210 }) => {
-    const width = wide ? 2 * W + 40 : W;
+  const frame = (host, width, { x, y, xLabel, yLabel, height = 210 }) => {
     const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" });
     host.append(root);
     const span = (range) => (range[1] - range[0]) || 1;
@@ -44,7 +60,7 @@ const Charts = (() => {
       svg("line", { x1: M.l, x2: width - M.r, y1: Y(v), y2: Y(v), class: "gridline" }, root);
       text(root, M.l - 7, Y(v) + 4, short(v), { "text-anchor": "end" });
     }
-    for (const v of ticks(x[0], x[1], wide ? 12 : 6)) {
+    for (const v of ticks(x[0], x[1], Math.max(2, Math.min(12, Math.floor(width / 85))))) {
       svg("line", { x1: X(v), x2: X(v), y1: height - M.b, y2: height - M.b + 4, class: "axis" }, root);
       text(root, X(v), height - M.b + 16, short(v), { "text-anchor": "middle" });
     }
@@ -83,21 +99,23 @@ const Charts = (() => {
     area.root.addEventListener("pointerleave", () => { tip.hidden = true; });
   };
 
-  const histogram = (host, h, { unit, color = "var(--a)" }) => {
-    const area = frame(host, { x: [h.low, h.high], y: [0, upTo(h.counts)], xLabel: unit, yLabel: "" });
+  const histogram = (host, width, h, { unit, color = "var(--a)" }) => {
+    const area = frame(host, width, { x: [h.low, h.high], y: [0, upTo(h.counts)], xLabel: unit, yLabel: "" });
     h.counts.forEach((count, i) => {
       if (!count) return;
       const x = area.X(h.low + i * h.width), width = area.X(h.low + (i + 1) * h.width) - x;
       svg("rect", { x: x + .4, width: Math.max(width - .8, .6), y: area.Y(count), height: area.base - area.Y(count), fill: color, rx: 1 }, area.root);
     });
-    let last = -99;
+    const ends = [];  // of the labels in each row: close ones go below each other
     for (const name of ["p50", "p90", "p99"]) {
       if (h[name] > h.high) continue;
       const x = area.X(h[name]);
       svg("line", { x1: x, x2: x, y1: area.top, y2: area.base, stroke: "var(--b)", "stroke-dasharray": "3 3" }, area.root);
-      const right = x > area.width - 40;
-      text(area.root, x + (right ? -4 : 4), area.top + 8 + (x - last < 26 ? 13 : 0), name, { "text-anchor": right ? "end" : "start" });
-      last = x;
+      const right = x > area.width - 40, from = right ? x - 28 : x + 2;
+      let row = 0;
+      while (ends[row] > from) row++;
+      ends[row] = from + 26;
+      text(area.root, x + (right ? -4 : 4), area.top + 8 + 13 * row, name, { "text-anchor": right ? "end" : "start", class: "mark" });
     }
     hover(host, area, value => {
       const i = Math.floor((value - h.low) / h.width);
@@ -114,9 +132,9 @@ const Charts = (() => {
   };
 
   // series: [{ name, points: [[x, y]], color, fill }]
-  const lines = (host, series, { x, xLabel = "s", unit, yMax, wide, stems = false }) => {
+  const lines = (host, width, series, { x, xLabel = "s", unit, yMax, stems = false }) => {
     const all = series.flatMap(s => s.points.map(p => p[1]));
-    const area = frame(host, { x, y: [0, yMax ?? upTo(all)], xLabel, yLabel: "", wide });
+    const area = frame(host, width, { x, y: [0, yMax ?? upTo(all)], xLabel, yLabel: "" });
     for (const s of series) {
       const inside = s.points.filter(p => p[1] !== null && p[0] >= x[0] && p[0] <= x[1]);
       if (!inside.length) continue;
@@ -140,8 +158,8 @@ const Charts = (() => {
   };
 
   // Points as small circles: sets: [{ name, points: [[x, y]], color }]
-  const scatter = (host, sets, { x, xLabel = "s", unit, wide, describe }) => {
-    const area = frame(host, { x, y: [0, upTo(sets.flatMap(s => s.points.map(p => p[1])))], xLabel, yLabel: "", wide, height: 240 });
+  const scatter = (host, width, sets, { x, xLabel = "s", unit, describe }) => {
+    const area = frame(host, width, { x, y: [0, upTo(sets.flatMap(s => s.points.map(p => p[1])))], xLabel, yLabel: "", height: 240 });
     for (const s of sets) for (const p of s.points) {
       if (p[1] === null) continue;
       if (s.cross) svg("path", { d: `M${area.X(p[0]) - 3} ${area.Y(p[1]) - 3}l6 6m0 -6l-6 6`, stroke: s.color, "stroke-width": 1.6 }, area.root);
@@ -153,5 +171,5 @@ const Charts = (() => {
     });
   };
 
-  return { histogram, lines, scatter, short };
+  return { histogram: fitted(histogram), lines: fitted(lines), scatter: fitted(scatter), short };
 })();

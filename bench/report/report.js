@@ -18,11 +18,19 @@
   };
   const number = v => {
     if (v === null || v === undefined) return "–";
+    if (v === 0) return "0";
     const size = Math.abs(v);
-    if (size !== 0 && size < .1) return String(+v.toPrecision(2));
-    return v.toLocaleString("en-US", { minimumFractionDigits: 0, maximumFractionDigits: size < 100 ? 2 : size < 1000 ? 1 : 0 });
+    if (size < .1) return String(+v.toPrecision(2));
+    const digits = size < 100 ? 2 : size < 1000 ? 1 : 0;
+    return v.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
   };
-  const percent = v => v === null ? "–" : number(v * 100) + "%";
+  const count = v => v === null || v === undefined ? "–" : Math.trunc(v).toLocaleString("en-US");
+  const fixed = (v, digits) => v.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  const percent = v => v === null ? "–" : fixed(v * 100, 2) + "%";
+  // As in the table on the terminal: whole things without decimals, shares in percent, the rest by their size.
+  const WHOLE = ["requests", "tokens", "bytes", "series"];
+  const shown = f => f.value === null ? "–" : f.unit === "fraction" ? percent(f.value)
+    : WHOLE.includes(f.unit) && Number.isInteger(f.value) ? count(f.value) : number(f.value);
 
   // ---- head
   const load = summary.load, server = summary.server;
@@ -37,7 +45,7 @@
     load.source && load.source.random_input_len ? `${load.source.random_input_len} in / ${load.source.random_output_len} out` : null,
     load.max_concurrency ? `concurrency ${load.max_concurrency}` : null,
     load.request_rate && load.request_rate !== "inf" ? `${load.request_rate} req/s` : null,
-    `${number(value("sent"))} requests`, `${number(value("duration"))} s`, run.start_time,
+    `${count(value("started"))} requests`, `${number(value("duration"))} s`, run.start_time,
   ].filter(Boolean).join(" · ");
   page.append(title, el("p", { class: "sub", text: shape }));
   if (run.command) page.append(el("p", { class: "sub" }, el("code", { text: run.command })));
@@ -53,12 +61,12 @@
   tile("TTFT mean", number(value("mean_ttft_ms")), "ms", `p99 ${number(value("p99_ttft_ms"))}${dagger("p99_ttft_ms")}`);
   tile("ITL p50", number(value("median_itl_ms")), "ms", `p99 ${number(value("p99_itl_ms"))}${dagger("p99_itl_ms")}`);
   tile("output", number(value("output_throughput")), "tok/s", `peak ${number(value("max_output_tokens_per_s"))}`);
-  tile("requests", number(value("request_throughput")), "req/s", `${number(value("completed"))} ok, ${number(value("failed"))} failed`);
+  tile("requests", number(value("request_throughput")), "req/s", `${count(value("completed"))} completed, ${count(value("failed"))} failed`);
   tile("TPOT mean", number(value("mean_tpot_ms")), "ms", `E2EL p50 ${number(value("median_e2el_ms"))}`);
-  for (const figure of Object.values(figures)) {
+  for (const [name, figure] of Object.entries(figures)) {
     if (figure.side !== "server" || figure.value === null) continue;
-    const fraction = figure.unit === "fraction";
-    tile(figure.label, fraction ? percent(figure.value) : number(figure.value), fraction ? "" : figure.unit, `n = ${number(figure.n)}`);
+    tile(figure.label, shown(figure), figure.unit === "fraction" ? "" : figure.unit,
+      name === "gen2_share" && figure.n === 0 ? `no pass in ${number(value("duration"))} s observed` : `n = ${count(figure.n)}`);
   }
   page.append(tiles);
 
@@ -76,9 +84,9 @@
   if (series.ttft) Charts.histogram(card(load_, "Time to first token", beyond(series.ttft)), series.ttft, { unit: "ms" });
   if (series.itl) Charts.histogram(card(load_, "Inter-token latency", beyond(series.itl)), series.itl, { unit: "ms" });
   const t = series.timeline;
-  const at = i => Math.min((i + .5) * t.width, series.wall_s);
+  const at = i => (i * t.width + Math.min((i + 1) * t.width, series.wall_s)) / 2;
   const tokens = { name: "output", points: t.tokens_per_s.map((v, i) => [at(i), v]), color: "var(--a)", fill: true };
-  Charts.lines(card(load_, "Throughput over time", `output tokens per second, bins of ${number(t.width)} s`, { wide: true }), [tokens], { x: X, unit: "tok/s", wide: true });
+  Charts.lines(card(load_, "Throughput over time", `output tokens per second, bins of ${number(t.width)} s`, { wide: true }), [tokens], { x: X, unit: "tok/s" });
   if (series.requests.length || series.failed.length) {
     const sets = [
       { name: "E2EL", points: series.requests.map(p => [p[0], p[2], p]), color: "var(--a)" },
@@ -86,7 +94,7 @@
       { name: "failed after", points: series.failed, color: "var(--bad)", cross: true },
     ].filter(s => s.points.length);
     const host = card(load_, "Requests", "latency (ms) of each request by the time it was sent", { wide: true, legend: sets });
-    Charts.scatter(host, sets, { x: X, unit: "ms", wide: true, describe: (s, p) => s.name === "E2EL" && p[2] ? `  (${p[2][3] ?? "?"} in / ${p[2][4] ?? "?"} out)` : "" });
+    Charts.scatter(host, sets, { x: X, unit: "ms", describe: (s, p) => s.name === "E2EL" && p[2] ? `  (${p[2][3] ?? "?"} in / ${p[2][4] ?? "?"} out)` : "" });
   }
   Charts.lines(card(load_, "Requests at once", "between sent and ended, as the client sees it"), [{ name: "", points: t.running.map((v, i) => [at(i), v]), color: "var(--a)", fill: true }], { x: X, unit: "running" });
   if (series.client.lag_ms.length) Charts.lines(card(load_, "The client itself", "worst lag of its event loop in each second (ms)"), [{ name: "", points: series.client.lag_ms, color: "var(--c)" }], { x: X, unit: "ms" });
@@ -102,10 +110,11 @@
   const cache = named(Object.entries(series.metrics).map(([role, s]) => [role, s.kv_usage || []]));
   if (hooked || scrapes.length || rss.length) {
     const grid = section("Server");
-    if (hooked) {
-      const caption = gc.length ? "pause (ms) of each pass over old objects" : "no pass over old objects in the measured phase";
-      const host = card(grid, "Garbage collection", caption, { legend: gc });
-      if (gc.length) Charts.lines(host, gc, { x: X, unit: "ms", stems: true });
+    if (hooked && !gc.length) {
+      grid.before(el("p", { class: "cap", text: "Garbage collection: no pass over old objects in the measured phase." }));
+    } else if (hooked) {
+      const host = card(grid, "Garbage collection", "pause (ms) of each pass over old objects", { legend: gc });
+      Charts.lines(host, gc, { x: X, unit: "ms", stems: true });
     }
     if (scrapes.length) Charts.lines(card(grid, "/metrics", "time of a full scrape (ms)", { legend: scrapes }), scrapes, { x: X, unit: "ms" });
     if (rss.length) Charts.lines(card(grid, "Resident memory", "MB per process", { legend: rss }), rss, { x: X, unit: "MB" });
@@ -119,15 +128,15 @@
   const cell = (text, cls) => el("td", cls ? { text, class: cls } : { text });
   if (summary.errors.length) {
     page.append(el("h2", { text: "Errors" }), table([{ text: "requests", class: "num" }, { text: "class" }, { text: "most frequent message" }],
-      summary.errors.map(e => el("tr", {}, cell(number(e.count), "num"), cell(e.class, "key"), cell(e.message)))));
+      summary.errors.map(e => el("tr", {}, cell(count(e.count), "num"), cell(e.class, "key"), cell(e.message)))));
   }
   const anomalies = Object.entries(summary.anomalies);
-  if (anomalies.length) page.append(el("h2", { text: "Anomalies in streams" }), table([{ text: "count", class: "num" }, { text: "what" }], anomalies.map(([name, n]) => el("tr", {}, cell(number(n), "num"), cell(name)))));
+  if (anomalies.length) page.append(el("h2", { text: "Anomalies in streams" }), table([{ text: "count", class: "num" }, { text: "what" }], anomalies.map(([name, n]) => el("tr", {}, cell(count(n), "num"), cell(name)))));
   page.append(el("h2", { text: "Self-checks" }), table([{ text: "check" }, { text: "holds" }, { text: "detail" }],
     summary.checks.map(c => el("tr", {}, cell(c.name, "key"), cell(c.ok === null ? "–" : c.ok ? "yes" : "NO"), cell(c.detail)))));
   if (summary.notes.length) page.append(el("h2", { text: "Notes" }), el("ul", { class: "notes" }, ...summary.notes.map(text => el("li", { text }))));
   page.append(el("h2", { text: "All figures" }), table([{ text: "figure" }, { text: "value", class: "num" }, { text: "unit" }, { text: "n", class: "num" }, { text: "definition" }],
-    Object.entries(figures).map(([name, f]) => el("tr", {}, cell(name, "key"), cell(f.unit === "fraction" ? percent(f.value) : number(f.value) + (f.supported || f.value === null ? "" : " †"), "num"), cell(f.unit === "fraction" ? "" : f.unit), cell(number(f.n), "num"), cell(f.definition, "def")))));
+    Object.entries(figures).map(([name, f]) => el("tr", {}, cell(name, "key"), cell(shown(f) + (f.supported === false && f.value !== null ? " †" : ""), "num"), cell(f.unit === "fraction" ? "" : f.unit), cell(count(f.n), "num"), cell(f.definition, "def")))));
   page.append(el("p", { class: "sub", text: "† fewer than 10 samples lie beyond this quantile: not supported by n" }));
 
   const git = run.git ? `${run.git.sha.slice(0, 12)}${run.git.dirty ? " (dirty)" : ""}` : null;

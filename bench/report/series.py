@@ -21,6 +21,7 @@ __all__ = ["collect_series"]
 MAX_POINTS: Final = 4000
 HISTOGRAM_BINS: Final = 60
 TIMELINE_BINS: Final = 240
+MIN_BIN_S: Final = 0.05
 
 Point = list[float | None]
 
@@ -105,22 +106,25 @@ def _ms(moment: int | None, since: int | None) -> float | None:
 
 
 def _timeline(samples: Samples, spans: list[tuple[int, int]], start_ns: int, wall: float) -> dict[str, Any]:
-    """Output tok/s and running requests per bin of equal width."""
-    width = max(wall / TIMELINE_BINS, 0.05)
-    bins = max(1, int(np.ceil(wall / width)))
+    """Output tok/s and running requests per bin of equal width; the last one, and the only one of a short run, is as
+    wide as what the run covers of it."""
+    width = max(wall / TIMELINE_BINS, MIN_BIN_S)
+    bins = max(1, int(np.ceil(wall / width - 1e-6)))
     tokens = np.zeros(bins)
     for times, counts in samples.tokens_at:
         at = np.clip(((times - start_ns / 1e9) / width).astype(np.int64), 0, bins - 1)
         np.add.at(tokens, at, counts)
-    edges = np.arange(bins + 1) * width
+    edges = np.minimum(np.arange(bins + 1) * width, wall)
+    edges[-1] = wall
+    covered = np.diff(edges)
     busy = np.zeros(bins)
     for begin, end in spans:
         left, right = (begin - start_ns) / 1e9, (end - start_ns) / 1e9
         busy += np.clip(np.minimum(edges[1:], right) - np.maximum(edges[:-1], left), 0, None)
     return {
         "width": width,
-        "tokens_per_s": (tokens / width).round(2).tolist(),
-        "running": (busy / width).round(3).tolist(),
+        "tokens_per_s": (tokens / covered).round(2).tolist(),
+        "running": (busy / covered).round(3).tolist(),
     }
 
 
