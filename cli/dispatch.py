@@ -8,6 +8,7 @@ subcommands itself, with a `typer.Typer` called `app`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import importlib.metadata
 import importlib.util
@@ -123,17 +124,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _status(error, show_traceback)
 
 
+_NO_MORE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""What a write says when a disk is full, a limit is reached or a terminal is gone."""
+
+
 def _run(arguments: list[str]) -> int:
     _check_namespace()
     command = typer.main.get_command(app)
-    result = command.main(args=arguments, prog_name="atom", standalone_mode=False)
+    try:
+        result = command.main(args=arguments, prog_name="atom", standalone_mode=False)
+    except OSError as error:
+        if error.filename is None and error.errno in _NO_MORE:  # every file of ours is named
+            raise RunError(f"cannot write standard output: {error.strerror}") from error
+        raise
+    _flush_stdout()
+    return int(result) if isinstance(result, int) else ExitStatus.OK
+
+
+def _flush_stdout() -> None:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
         raise RunError(f"cannot write standard output: {error.strerror}") from None
-    return int(result) if isinstance(result, int) else ExitStatus.OK
 
 
 def _status(error: BaseException, show_traceback: bool) -> int:

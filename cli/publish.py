@@ -120,8 +120,13 @@ def _append_step_summary(path: Path, text: str) -> None:
 
 
 def _write(path: str | Path, text: str) -> None:
-    if str(path) == "-":
+    if str(path) != "-":
+        write_output(path, text)
+        return
+    try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    else:
-        write_output(path, text)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise RunError(f"cannot write standard output: {error.strerror}") from None

@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,10 @@ from typing import Any
 
 import pytest
 
+from atom.bench import spool
+from atom.bench.load import PlannedRequest
 from atom.bench.rundir import RunDirectory, read_jsonl
+from atom.recipes.errors import RunError
 
 ROOT = Path(__file__).resolve().parents[2]
 EMITTER = ROOT / "tests" / "benchmarks" / "emitter.py"
@@ -117,17 +121,29 @@ def test_nohup_is_respected_and_nothing_else_ignored(tmp_path: Path, port: str, 
     assert done.stdout == f"status {expected}\n", done.stderr
 
 
-@pytest.mark.parametrize("delay_s", [0.06, 0.15, 0.3, 0.6])
+@pytest.mark.parametrize("delay_s", [0.03, 0.1, 0.2, 0.4, 0.8])
 def test_interrupt_at_any_moment_of_the_start_is_no_traceback(tmp_path: Path, port: str, delay_s: float) -> None:
-    """Once Python itself is up, which takes it a part of the first tens of milliseconds."""
-    process = start(tmp_path, "--port", port, *ENDLESS.split(), "--output-dir", "run")
+    """From when Python itself is up. A busy machine may still be before the first line of `main` then."""
+    code = "print('up', flush=True); import sys; from atom.cli.main import main; sys.exit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "bench", "random", "--port", port, *ENDLESS.split(), "--output-dir", "run"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
     time.sleep(delay_s)
     for _ in range(2):
         process.send_signal(signal.SIGINT)
         time.sleep(0.01)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode in (130, -signal.SIGINT)
-    if process.returncode == 130:
+    if process.returncode == -signal.SIGINT:
+        assert "in main" not in errors
+    else:
+        assert process.returncode == 130
         assert "Traceback" not in errors
 
 
@@ -155,8 +171,9 @@ def test_descriptors_that_nobody_reads_do_not_change_the_status(tmp_path: Path, 
     assert "BrokenPipe" not in done.stderr
 
 
-def test_full_standard_output_is_an_error(tmp_path: Path, port: str) -> None:
-    done = shell(f"atom bench random --port {port} {QUICK} --output-dir run > /dev/full", tmp_path)
+@pytest.mark.parametrize("options", ["", "--json -", "--markdown -"])
+def test_full_standard_output_is_an_error(tmp_path: Path, port: str, options: str) -> None:
+    done = shell(f"atom bench random --port {port} {QUICK} --output-dir run {options} > /dev/full", tmp_path)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("error: cannot write standard output: No space left")
 
@@ -250,3 +267,23 @@ def test_run_that_never_started_gives_its_place_back(
     assert done.returncode == status, done.stderr
     assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
     assert done.stderr.count("\n") == 1
+
+
+def test_requests_that_find_no_room_name_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "MAX_MEMORY", 10)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, hard))
+    try:
+        with pytest.raises(RunError, match=rf"{tempfile.gettempdir()}: File too large"):
+            spool.RequestSpool(PlannedRequest(b"x" * 1_000) for _ in range(50_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("command", ["get run completed", "report run", "--version", "bench random --help"])
+def test_every_command_names_a_full_standard_output(tmp_path: Path, port: str, command: str) -> None:
+    measure = f"atom bench random --port {port} {QUICK} --output-dir run -q"
+    before = measure if "run" in command.split() else ":"
+    done = shell(f"{before}; atom {command} > /dev/full", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: cannot write standard output: No space left")
