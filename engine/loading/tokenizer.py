@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -52,6 +52,8 @@ class HFTokenizer(Tokenizer):
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}
         self._tokens = {token_id: token for token, token_id in vocabulary.items()}
         self.is_byte_level = _is_byte_level(backend)
+        if self.is_byte_level:
+            self.longest_token_chars = _longest_token(backend, self._tokens.values(), added.values())
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         # The batch call releases the GIL, the single one does not: 1.8 MB of text would stop every thread for seconds.
@@ -198,6 +200,18 @@ def _is_byte_level(backend: Backend) -> bool:
     state: dict[str, Any] = json.loads(backend.decoder.__getstate__())
     stages = state.get("decoders", [state])
     return [stage.get("type") for stage in stages] == ["ByteLevel"]
+
+
+def _longest_token(backend: Backend, tokens: Iterable[str], added: Iterable[AddedToken]) -> int | None:
+    """In characters, of a byte-level tokenizer: a token has as many bytes as its spelling has characters."""
+    if any(token.lstrip or token.rstrip for token in added):
+        return None  # such a token swallows any amount of white space
+    longest = max(map(len, tokens), default=0)
+    if backend.normalizer is None:
+        return longest
+    state: dict[str, Any] = json.loads(backend.normalizer.__getstate__())
+    # Composition makes one character of up to four; other normalizers may drop text altogether.
+    return 4 * longest if state.get("type") == "NFC" else None
 
 
 @cache

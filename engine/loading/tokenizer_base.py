@@ -20,6 +20,9 @@ class Tokenizer(abc.ABC):
 
     #: Whether every token is a string of raw bytes, so that a stream can be assembled byte by byte.
     is_byte_level: bool
+    #: The most characters of text that one token can stand for; None where there is no such bound. A text beyond that
+    #: times the context length need not be tokenized to be refused.
+    longest_token_chars: int | None = None
 
     def __init__(
         self,

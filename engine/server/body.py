@@ -16,7 +16,7 @@ import secrets
 import time
 from array import array
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope
@@ -26,6 +26,7 @@ from atom.engine.server.api_errors import ApiError, ClientDisconnected, invalid
 LARGE_BODY_BYTES: Final = 64 << 10
 """From here on a body is decoded in a thread."""
 SLICE_BYTES: Final = 32 << 10
+TOTAL_BODY_BYTES: Final = 256 << 20
 READ_TIMEOUT_S: Final = 60.0
 """How long a client may pause within its body."""
 _INT32_MAX: Final = (1 << 31) - 1
@@ -34,6 +35,8 @@ _VALIDATION_PATH: Final = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\
 _MISSING: Final = re.compile(r"Object missing required field `(?P<name>[^`]+)`")
 
 T = TypeVar("T")
+CheckFields: TypeAlias = Callable[[Mapping[str, msgspec.Raw]], None]
+"""Sees the raw fields of a body; raises `ApiError` for one that is refused."""
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_integers = msgspec.json.Decoder(list[int]).decode
 
@@ -47,14 +50,70 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     return None
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+class BodyBudget:
+    """How much the bodies that are being read and decoded may hold, one and all together.
+
+    Without the second bound, a few hundred clients that send slowly hold gigabytes.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        """Of one body."""
+        self.max_total = max(TOTAL_BODY_BYTES, 4 * max_bytes)
+        self.held = 0
+
+    def take(self, size: int) -> None:
+        if self.held + size > self.max_total:
+            raise ApiError(
+                503,
+                f"the request bodies being read hold {self.held} bytes already; try again later",
+                code="queue_full",
+                headers=((b"retry-after", b"1"),),
+            )
+        self.held += size
+
+    def give_back(self, size: int) -> None:
+        self.held -= size
+
+
+async def read_request(
+    scope: Scope,
+    receive: Receive,
+    budget: BodyBudget,
+    decode: Callable[[bytes], T],
+    check_fields: CheckFields,
+) -> T:
+    """Read and decode the body of a request; nothing keeps the bytes after that. Raises what `read_body` and
+    `decode_body` raise."""
+    held = 0
+
+    def hold(size: int) -> None:
+        nonlocal held
+        budget.take(size)
+        held += size
+
+    try:
+        body = await read_body(scope, receive, budget.max_bytes, hold)
+        return await decode_body(body, decode, check_fields)
+    finally:
+        budget.give_back(held)
+
+
+def _hold_nothing(size: int) -> None:
+    """For a body that no budget counts."""
+
+
+async def read_body(
+    scope: Scope, receive: Receive, max_bytes: int, hold: Callable[[int], None] = _hold_nothing
+) -> bytes:
     """The whole body. Raises `ApiError` 413 as soon as it is known to be larger than `max_bytes`, 408 when the client
-    pauses for too long, `ClientDisconnected`."""
+    pauses for too long, `ClientDisconnected`, and what `hold` raises for the bytes of each piece."""
     declared = header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
     first = await _receive(receive)
     body: bytes = first.get("body", b"")
+    hold(len(body))
     if not first.get("more_body", False):
         if len(body) > max_bytes:
             raise _too_large(max_bytes)
@@ -65,7 +124,9 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
         if len(chunks) > max_bytes:
             raise _too_large(max_bytes)
         message = await _receive(receive)
-        chunks += message.get("body", b"")
+        piece: bytes = message.get("body", b"")
+        hold(len(piece))
+        chunks += piece
         more = message.get("more_body", False)
     if len(chunks) > max_bytes:
         raise _too_large(max_bytes)
@@ -89,9 +150,7 @@ def _too_large(max_bytes: int) -> ApiError:
     return ApiError(413, f"the request body is larger than {max_bytes} bytes", code="request_too_large")
 
 
-async def decode_body(
-    body: bytes, decode: Callable[[bytes], T], check_fields: Callable[[Mapping[str, msgspec.Raw]], None]
-) -> T:
+async def decode_body(body: bytes, decode: Callable[[bytes], T], check_fields: CheckFields) -> T:
     """Decode a JSON object. `check_fields` sees the raw fields first and raises `ApiError` for one that it refuses.
 
     Raises `ApiError` 400 naming what is wrong and where.
@@ -101,7 +160,7 @@ async def decode_body(
     return await asyncio.to_thread(_decode_large, body, decode, check_fields)
 
 
-def _decode(body: bytes, decode: Callable[[bytes], T], check_fields: Callable[[Mapping[str, msgspec.Raw]], None]) -> T:
+def _decode(body: bytes, decode: Callable[[bytes], T], check_fields: CheckFields) -> T:
     if not body:
         raise invalid("the request body is empty; it must be a JSON object")
     try:
@@ -118,9 +177,7 @@ def _decode(body: bytes, decode: Callable[[bytes], T], check_fields: Callable[[M
         raise invalid(f"the request body is not valid JSON: {error}") from None
 
 
-def _decode_large(
-    body: bytes, decode: Callable[[bytes], T], check_fields: Callable[[Mapping[str, msgspec.Raw]], None]
-) -> T:
+def _decode_large(body: bytes, decode: Callable[[bytes], T], check_fields: CheckFields) -> T:
     cut = _cut_token_array(body)
     if cut is None:
         return _decode(body, decode, check_fields)

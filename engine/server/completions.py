@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from atom.engine.sampling_params import SamplingParams
 from atom.engine.server.answer import Answer, Prompt
-from atom.engine.server.body import decode_body, read_body
 from atom.engine.server.collected import CollectedAnswer
 from atom.engine.server.fields import check_chat_fields, check_completion_fields
 from atom.engine.server.formats import AnswerFormat, ChatFormat, CompletionFormat
@@ -19,7 +18,7 @@ from atom.engine.server.parameters import (
     completion_options,
     completion_params,
 )
-from atom.engine.server.prompts import chat_text, check_lengths, completion_prompts, tokenize
+from atom.engine.server.prompts import chat_text, check_lengths, check_text_length, completion_prompts, tokenize
 from atom.engine.server.protocol import GenerationRequest, decode_chat_completion, decode_completion
 from atom.engine.server.service import Exchange, Service
 from atom.engine.server.streamed import StreamedAnswer
@@ -27,8 +26,7 @@ from atom.engine.server.streamed import StreamedAnswer
 
 async def completions(service: Service, exchange: Exchange) -> None:
     with service.admitted():
-        body = await read_body(exchange.scope, exchange.receive, service.config.max_body_bytes)
-        request = await decode_body(body, decode_completion, check_completion_fields)
+        request = await service.read(exchange, decode_completion, check_completion_fields)
         model = service.check_model(request.model)
         options = completion_options(request)
         params = completion_params(request, service.vocab_size)
@@ -41,8 +39,7 @@ async def completions(service: Service, exchange: Exchange) -> None:
 
 async def chat_completions(service: Service, exchange: Exchange) -> None:
     with service.admitted():
-        body = await read_body(exchange.scope, exchange.receive, service.config.max_body_bytes)
-        request = await decode_body(body, decode_chat_completion, check_chat_fields)
+        request = await service.read(exchange, decode_chat_completion, check_chat_fields)
         model = service.check_model(request.model)
         options = chat_options(request)
         params = chat_params(request, service.vocab_size)
@@ -52,6 +49,7 @@ async def chat_completions(service: Service, exchange: Exchange) -> None:
             add_generation_prompt=request.add_generation_prompt is not False,
             template_kwargs=request.chat_template_kwargs,
         )
+        check_text_length(service, text, "messages")
         # The template has spelled the special tokens out already.
         ids = await tokenize(service, text, add_special_tokens=bool(request.add_special_tokens))
         prompts = [Prompt(ids, text)]

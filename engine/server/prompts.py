@@ -48,7 +48,19 @@ async def completion_prompts(service: Service, prompt: Any, *, add_special_token
 
 
 async def _text_prompt(service: Service, text: str, add_special_tokens: bool) -> Prompt:
+    check_text_length(service, text, "prompt")
     return Prompt(await tokenize(service, text, add_special_tokens=add_special_tokens), text)
+
+
+def check_text_length(service: Service, text: str, param: str) -> None:
+    """Raise `ContextLengthError` for a text that cannot fit whatever its tokens: tokenizing 16 MB holds gigabytes."""
+    longest = service.tokenizer.longest_token_chars
+    if longest is not None and len(text) > longest * service.max_model_len:
+        raise ContextLengthError(
+            f"this model's context length is {service.max_model_len} tokens of at most {longest} characters; "
+            f"the prompt of {len(text)} characters does not fit",
+            param,
+        )
 
 
 async def tokenize(service: Service, text: str, *, add_special_tokens: bool) -> Sequence[int]:

@@ -36,6 +36,7 @@ from atom.engine.loading.source import resolve_model
 from atom.engine.loading.tokenizer import BYTE_TOKENIZER, Tokenizer, load_tokenizer
 from atom.engine.server.api_errors import engine_dead, shutting_down
 from atom.engine.server.app import Application
+from atom.engine.server.body import BodyBudget
 from atom.engine.server.config import ServerConfig
 from atom.engine.server.http_protocol import BoundedHttpProtocol
 from atom.engine.server.metrics.catalog import CACHE_INFO_LABELS
@@ -203,6 +204,7 @@ def _build_service(
         model_names=names,
         max_model_len=max_model_len,
         vocab_size=tokenizer.vocab_size,
+        bodies=BodyBudget(config.max_body_bytes),
         request_log=request_log,
     )
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from starlette.types import Receive, Scope
 
@@ -17,12 +17,15 @@ from atom.engine.config import EngineConfig
 from atom.engine.core_manager import CoreManager
 from atom.engine.loading.tokenizer import Tokenizer
 from atom.engine.server.api_errors import ApiError, engine_dead, shutting_down, unavailable
+from atom.engine.server.body import BodyBudget, CheckFields, read_request
 from atom.engine.server.config import ServerConfig
 from atom.engine.server.metrics.exporter import MetricsExporter
 from atom.engine.server.metrics.recorder import Recorder
 from atom.engine.server.request_log import RequestLog
 from atom.engine.server.response_writer import JSON_HEADER, ResponseWriter
 from atom.engine.streaming import StreamDispatcher
+
+T = TypeVar("T")
 
 
 class OpenAnswer(Protocol):
@@ -65,6 +68,7 @@ class Service:
     """The first is the one that responses carry."""
     max_model_len: int
     vocab_size: int
+    bodies: BodyBudget
     request_log: RequestLog | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
@@ -104,6 +108,10 @@ class Service:
             self.in_flight -= 1
             if not self.in_flight:
                 self.idle.set()
+
+    async def read(self, exchange: Exchange, decode: Callable[[bytes], T], check_fields: CheckFields) -> T:
+        """The decoded body of a request; see `body.read_request`."""
+        return await read_request(exchange.scope, exchange.receive, self.bodies, decode, check_fields)
 
     def check_model(self, name: str | None) -> str:
         """The name that the response carries. Raises `ApiError` 404 for a model that is not served."""

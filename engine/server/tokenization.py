@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from atom.engine.server.api_errors import invalid
-from atom.engine.server.body import decode_body, read_body
 from atom.engine.server.fields import check_detokenize_fields, check_tokenize_fields
 from atom.engine.server.prompts import LONG_IDS, chat_text, in_thread_if, tokenize
 from atom.engine.server.protocol import decode_detokenize, decode_tokenize
@@ -14,8 +13,7 @@ from atom.engine.server.status import reply
 
 
 async def tokenize_prompt(service: Service, exchange: Exchange) -> None:
-    body = await read_body(exchange.scope, exchange.receive, service.config.max_body_bytes)
-    request = await decode_body(body, decode_tokenize, check_tokenize_fields)
+    request = await service.read(exchange, decode_tokenize, check_tokenize_fields)
     service.check_model(request.model)
     if (request.prompt is None) == (request.messages is None):
         raise invalid("give either prompt or messages", "prompt")
@@ -49,8 +47,7 @@ async def tokenize_prompt(service: Service, exchange: Exchange) -> None:
 
 
 async def detokenize_ids(service: Service, exchange: Exchange) -> None:
-    body = await read_body(exchange.scope, exchange.receive, service.config.max_body_bytes)
-    request = await decode_body(body, decode_detokenize, check_detokenize_fields)
+    request = await service.read(exchange, decode_detokenize, check_detokenize_fields)
     service.check_model(request.model)
     ids = request.tokens
     if ids and not 0 <= min(ids) <= max(ids) < service.vocab_size:

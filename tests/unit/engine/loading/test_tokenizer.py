@@ -366,3 +366,16 @@ def test_the_template_of_the_tests_is_found(tiny: HFTokenizer) -> None:
     assert tiny.has_chat_template
     assert "im_start" in CHAT_TEMPLATE
     assert tiny.encode(tiny.apply_chat_template(MESSAGES), add_special_tokens=False)[0] == IM_START
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_no_token_stands_for_more_than_the_longest(tiny: HFTokenizer, text: str) -> None:
+    assert tiny.longest_token_chars is not None
+    assert len(text) <= tiny.longest_token_chars * len(tiny.encode(text, add_special_tokens=False))
+
+
+def test_a_token_that_swallows_white_space_has_no_bound(tiny_llama: Path) -> None:
+    backend = Tokenizer.from_file(str(tiny_llama / "tokenizer.json"))
+    backend.add_special_tokens([AddedToken("<cut>", lstrip=True)])
+    tokenizer = HFTokenizer(backend, eos_token_ids=(), bos_token_id=None, special_tokens={}, chat_templates={})
+    assert tokenizer.longest_token_chars is None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from atom.engine.server import body as module
 from atom.engine.server.api_errors import ApiError, ClientDisconnected
-from atom.engine.server.body import decode_body, read_body
+from atom.engine.server.body import BodyBudget, decode_body, read_body, read_request
 from atom.engine.server.fields import check_completion_fields
 from atom.engine.server.protocol import CompletionRequest, decode_completion
 
@@ -184,3 +184,24 @@ async def test_a_client_that_leaves_or_pauses_ends_the_read(monkeypatch: pytest.
     with pytest.raises(ApiError) as caught:
         await read_body(scope(), receiver([{"body": b"a", "more_body": True}]), 9)
     assert caught.value.status == 408
+
+
+async def test_bodies_together_are_bounded_and_given_back() -> None:
+    budget = BodyBudget(1000)
+    budget.max_total = 100
+
+    async def take(size: int, *rest: dict[str, Any]) -> Any:
+        body = b'{"model": "m", "prompt": "%b"}' % (b"x" * size)
+        parts = [{"body": body, "more_body": bool(rest)}, *rest]
+        return await read_request(scope(), receiver(parts), budget, decode_completion, check_completion_fields)
+
+    assert (await take(10)).prompt == "x" * 10
+    assert budget.held == 0
+    with pytest.raises(ApiError) as caught:
+        await take(200)
+    assert caught.value.status == 503
+    with pytest.raises(ClientDisconnected):
+        await take(10, {"type": "http.disconnect"})
+    with pytest.raises(ApiError):
+        await take(0, {"body": b"no JSON any more"})
+    assert budget.held == 0
