@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -61,4 +62,5 @@ class RequestSpool:
         return PlannedRequest(body, entry.input_len, entry.output_len, entry.session, entry.turn)
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what a full disk did not take is not needed any more
+            self._file.close()
