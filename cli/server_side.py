@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from atom.bench.records import is_count
+from atom.bench.run_facts import checked_run
 from atom.bench.rundir import RunDirectory, read_jsonl
 from atom.diag.server_figures import server_figures
 
@@ -31,12 +33,7 @@ def server_side_figures(run_dir: RunDirectory) -> dict[str, dict[str, Any]]:
 
 def _measured_phase(run_dir: RunDirectory) -> tuple[int | None, int | None]:
     """[start, end) of the load's measured phase; of a killed run, up to the clients' last sign of life."""
-    start = run_dir.read_run_json().get("measured_start_ns")
-    times = [line["t_ns"] for path in run_dir.client.glob("*.jsonl") for line in read_jsonl(path) if "t_ns" in line]
-    ends = [
-        line["t_ns"]
-        for path in run_dir.client.glob("*.jsonl")
-        for line in read_jsonl(path)
-        if line.get("kind") == "measured_end"
-    ]
-    return start, max(ends or times, default=None)
+    start = checked_run(run_dir).get("measured_start_ns")
+    lines = [line for path in run_dir.client.glob("*.jsonl") for line in read_jsonl(path) if is_count(line.get("t_ns"))]
+    ends = [line["t_ns"] for line in lines if line.get("kind") == "measured_end"]
+    return start, max(ends or [line["t_ns"] for line in lines], default=None)

@@ -53,7 +53,20 @@ def server_self_checks(server: Path) -> list[str]:
 
 
 def _in_window(path: Path, key: str, start_ns: int, end_ns: int) -> list[dict[str, Any]]:
-    return [line for line in JsonlFile(path) if isinstance(line.get(key), int) and start_ns <= line[key] < end_ns]
+    return [line for line in JsonlFile(path) if _well_formed(line, key) and start_ns <= line[key] < end_ns]
+
+
+def _well_formed(line: dict[str, Any], key: str) -> bool:
+    """A line with values of other types than a capture writes is none of a capture's."""
+    numbers = (line.get(name, 0) for name in (key, "latency_ns", "body_bytes", "series", "cpu_s", "rss_bytes"))
+    values = line.get("values", {})
+    return (
+        type(line.get(key)) is int
+        and all(number is None or (type(number) in (int, float) and abs(number) < 2.0**62) for number in numbers)
+        and isinstance(line.get("pid", 0), int)
+        and isinstance(values, dict | None)
+        and all(type(value) not in (int, float) or abs(value) < 2.0**62 for value in (values or {}).values())
+    )
 
 
 # ---- garbage collection ------------------------------------------------------------------------------------------
@@ -112,7 +125,7 @@ def _old_object_passes(processes: Iterable[GcProcess]) -> str:
 def _metrics_figures(lines: list[dict[str, Any]]) -> list[ServerFigure]:
     good = [line for line in lines if line.get("error") is None and isinstance(line.get("latency_ns"), int)]
     latencies = [line["latency_ns"] / 1e6 for line in good]
-    running = [value for line in good if isinstance(value := line.get("values", {}).get("running"), int | float)]
+    running = [value for line in good if isinstance(value := (line.get("values") or {}).get("running"), int | float)]
     failed = f"; {len(lines) - len(good)} of {len(lines)} scrapes failed" if len(lines) > len(good) else ""
     return [
         ServerFigure(
@@ -126,7 +139,7 @@ def _metrics_figures(lines: list[dict[str, Any]]) -> list[ServerFigure]:
         ServerFigure(
             "metrics_body_bytes",
             "/metrics body",
-            good[-1]["body_bytes"] if good else None,
+            good[-1].get("body_bytes") if good else None,
             "bytes",
             "size of the last scrape's body in the window",
             len(good),
@@ -134,7 +147,7 @@ def _metrics_figures(lines: list[dict[str, Any]]) -> list[ServerFigure]:
         ServerFigure(
             "metrics_series",
             "/metrics series",
-            good[-1]["series"] if good else None,
+            good[-1].get("series") if good else None,
             "series",
             "sample lines in the last scrape of the window",
             len(good),
@@ -181,7 +194,8 @@ def _cpu_share(lines: list[dict[str, Any]]) -> float | None:
     """Sum over processes of CPU seconds used / seconds between a process's first and last sample."""
     by_pid: dict[int, list[dict[str, Any]]] = {}
     for line in lines:
-        by_pid.setdefault(line["pid"], []).append(line)
+        if line.get("cpu_s") is not None and line.get("pid") is not None:
+            by_pid.setdefault(line["pid"], []).append(line)
     shares = [
         (samples[-1]["cpu_s"] - samples[0]["cpu_s"]) / ((samples[-1]["t_ns"] - samples[0]["t_ns"]) / 1e9)
         for samples in by_pid.values()

@@ -212,7 +212,7 @@ def test_exit_statuses_in_a_shell(tmp_path: Path, emitter: Any) -> None:
     assert "--failed-request-threshold" in done.stderr
     assert "no server answers" in done.stderr
     assert "Traceback" not in done.stderr
-    for name, validity in (("good", "valid"), ("all", "failed"), ("some", "not valid"), ("nobody", "failed")):
+    for name, validity in (("good", "valid"), ("all", "failed"), ("some", "not valid")):
         assert RunDirectory.open(tmp_path / name).read_run_json()["validity"] == validity
     assert records_of(tmp_path / "all")[0].error_message == "the emitter was told to fail"
 
@@ -236,9 +236,9 @@ def test_interrupted_run_keeps_partial_results(tmp_path: Path, emitter: Any, num
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("size", ["--num-prompts 1000000000 --input-len 8", "--num-prompts 1000000 --input-len 100000"])
+@pytest.mark.parametrize("size", ["--num-prompts 10000000 --input-len 8", "--num-prompts 39000 --input-len 100000"])
 def test_interrupted_while_it_prepares(tmp_path: Path, emitter: Any, size: str, number: int, status: int) -> None:
-    """Hours of preparation; the timeout is what fails if a signal does not end it."""
+    """Many minutes of preparation; the timeout is what fails if a signal does not end it."""
     scratch = tmp_path / "tmp"
     scratch.mkdir()
     process = start(tmp_path, emitter(), f"{size} --request-rate 5 --output-dir run", TMPDIR=str(scratch))

@@ -48,7 +48,7 @@ def recipe(*behaviours: str) -> Recipe:
 
 
 def outcome(started_ns: int, **fields: Any) -> LoadOutcome:
-    given: dict[str, Any] = {"sent": 1, "completed": 1, "failed": 0, "cancelled": 0, "interrupted": False}
+    given: dict[str, Any] = {"started": 1, "sent": 1, "completed": 1, "failed": 0, "cancelled": 0, "interrupted": False}
     return LoadOutcome(started_ns=started_ns, ended_ns=time.monotonic_ns(), first_error=None, **{**given, **fields})
 
 

@@ -20,6 +20,7 @@ from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.summary import summarize
 from atom.cli.get import get
 from atom.cli.render import bench_tables, markdown
+from atom.cli.server_side import server_side_figures
 from atom.recipes.errors import UsageError
 
 MS = 1_000_000
@@ -84,19 +85,39 @@ END = {
 CLIENT: list[dict[str, Any]] = [{"kind": "measured_start", "t_ns": 0}, WINDOW, END]
 
 
-def write(path: Path, requests: list[Any], client: list[Any] | None = None, run: Any = None) -> RunDirectory:
+SERVER: dict[str, list[dict[str, Any]]] = {
+    "metrics-api": [
+        {
+            "sent_ns": n * 10**9,
+            "latency_ns": MS,
+            "body_bytes": 9,
+            "series": 3,
+            "values": {"running": 1.0},
+            "error": None,
+        }
+        for n in range(2)
+    ],
+    "process": [{"t_ns": n * 10**9, "role": "api", "pid": 7, "rss_bytes": 2**20, "cpu_s": 0.5 * n} for n in range(2)],
+}
+
+
+def write(
+    path: Path, requests: list[Any], client: list[Any] | None = None, run: Any = None, server: Any = None
+) -> RunDirectory:
     for folder in ("requests", "client", "server"):
         (path / folder).mkdir(parents=True, exist_ok=True)
     for name, lines in (("requests", requests), ("client", CLIENT if client is None else client)):
         text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
         (path / name / "0.jsonl").write_text(text)
+    for name, lines in (SERVER if server is None else server).items():
+        (path / "server" / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (path / "run.json").write_text(json.dumps(RUN if run is None else run))
     return RunDirectory.open(path)
 
 
 def everything(run_dir: RunDirectory) -> dict[str, Any]:
     """All that is made of a run directory."""
-    summary = summarize(run_dir)
+    summary = summarize(run_dir, extra=server_side_figures(run_dir))
     write_report(run_dir, summary)
     markdown(bench_tables(summary))
     junit(summary)
@@ -223,11 +244,14 @@ def places(value: Any) -> list[Callable[[Any], None]]:
 def test_any_type_anywhere_is_no_fault(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """One place of one file holds anything that JSON can say: the outcome is a summary, or an error that names it."""
     document = {"run": copy.deepcopy(RUN), "client": copy.deepcopy(CLIENT), "requests": [record(i) for i in range(4)]}
+    document |= copy.deepcopy(SERVER)
     target = data.draw(st.sampled_from(sorted(document)))
     data.draw(st.sampled_from(places(document[target])))(data.draw(ANY))
     folder = tmp_path_factory.mktemp("any") / "run"
     with contextlib.suppress(UsageError):
-        run_dir = write(folder, document["requests"], document["client"], document["run"])
+        run_dir = write(
+            folder, document["requests"], document["client"], document["run"], {name: document[name] for name in SERVER}
+        )
         summary = everything(run_dir)
         assert summary["validity"] in tuple(Validity)
         list(read_records(run_dir))
