@@ -199,7 +199,7 @@ def _notes(summary: Mapping[str, Any], location: str | None) -> list[str]:
     if any(not f["supported"] and f["value"] is not None for f in _shown(summary["figures"])):
         notes.append(f"{UNSUPPORTED} fewer than 10 samples lie beyond this quantile: not supported by n")
     for check in summary["checks"]:
-        if check["ok"] is False:
+        if check["ok"] is False and not any(check["detail"] in reason for reason in summary["reasons"]):
             notes.append(f"self-check {check['name']} does not hold: {check['detail']}")
     if location is not None:
         notes.append(f"report: {location}")
