@@ -46,6 +46,7 @@ CONTEXT_SETTINGS: Final[dict[str, Any]] = {
 DEFAULT_PORT: Final = 8000
 _OWN_ENGINE: Final = "embedded"
 _OWN_RECIPES: Final = (_OWN_ENGINE, "simulated")
+_READY_LINE: Final = '{"event": "ready"'
 _PLAIN_PROGRESS_EVERY_S: Final = 10.0
 _AFTER_DRAIN_S: Final = 15.0
 
@@ -296,6 +297,7 @@ def _run_recorded(
         return LoadOutcome(
             started_ns=started,
             ended_ns=time.monotonic_ns(),
+            started=0,
             sent=0,
             completed=0,
             failed=0,
@@ -355,7 +357,8 @@ class _View:
             print(text, file=sys.stderr, flush=True)
 
     def log(self, line: str) -> None:
-        if not self.quiet:
+        # Our engine's line for machines says what the banner says.
+        if not self.quiet and not line.startswith(_READY_LINE):
             self.console.print(line, markup=False, emoji=False)
 
     def ready(self, server: Server, run_dir: Path | None) -> None:
@@ -411,7 +414,7 @@ def _banner(facts: dict[str, Any]) -> str:
         "ready after": f"{facts['ready_s']:.1f} s",
         "recording to": facts["run_dir"],
     }
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32})
+    messages = json.dumps([{"role": "user", "content": "Hello"}])
     key = " -H 'Authorization: Bearer …'" if os.environ.get("ATOM_API_KEY") else ""
     lines = [f"  {name:<13}{value}" for name, value in rows.items() if value]
     return "\n".join(
@@ -419,8 +422,11 @@ def _banner(facts: dict[str, Any]) -> str:
             "",
             *lines,
             "",
-            f"  curl {facts['base_url']}/v1/chat/completions -H 'Content-Type: application/json'{key} \\",
-            f"    -d '{body}'",
+            f"  curl {facts['base_url']}/v1/chat/completions{key} \\",
+            "    -H 'Content-Type: application/json' \\",
+            # In two lines, so that a terminal of 80 columns does not cut through a word of what will be copied.
+            f'    -d \'{{"model": {json.dumps(model)}, "max_tokens": 32,',
+            f'         "messages": {messages}}}\'',
             "",
         ]
     )
