@@ -124,6 +124,12 @@ class BenchRun:
                 raise
             _complain(error)
             return status_of(self._signal)
+        except (KeyboardInterrupt, SystemExit):
+            # A session seals what it was in; this is for the moments before it and after.
+            with contextlib.suppress(UsageError, OSError):
+                if not run_dir.sealed:
+                    run_dir.seal(Validity.INTERRUPTED, ["interrupted before the load began"])
+            raise
         self._server_died = result.server_died
         return self._report(run_dir)
 

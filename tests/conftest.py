@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from atom.engine.errors import ModelLoadError
+
+# A suite that runs under nohup or as a shell's background job has these ignored, and every process that a test starts
+# would inherit that and rightly ignore them too.
+for _signal, _handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+    if signal.getsignal(_signal) is signal.SIG_IGN:
+        signal.signal(_signal, _handler)
 
 
 @pytest.fixture(scope="session")
