@@ -105,10 +105,13 @@ class SupervisorLink:
         self._reader.start()
 
     def _say(self, line: str) -> None:
+        """Straight to the pipe: a second Ctrl-C says `kill` from a signal handler, and where that interrupted the
+        writing of `stop`, a buffered writer refused the call as re-entrant and the word was lost."""
         assert self.process.stdin is not None
+        data = line.encode() + b"\n"
         try:
-            self.process.stdin.write(line.encode() + b"\n")
-            self.process.stdin.flush()
+            while data:
+                data = data[os.write(self.process.stdin.fileno(), data) :]
         except (BrokenPipeError, ValueError):
             pass  # it has ended: the reader sees that
 
