@@ -16,6 +16,8 @@ from atom.engine.server.api_errors import ApiError
 
 MAX_HEAD_BYTES: Final = 64 << 10
 """Target and headers of one request."""
+READ_BYTES: Final = 256 << 10
+"""What one read may bring of a body that follows its head at once."""
 HEAD_TIMEOUT_S: Final = 60.0
 """From the connection, or a request's first byte, to the end of its head."""
 MAX_CONNECTIONS: Final = 16_384
@@ -30,6 +32,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """Raising in a parser callback ends the request: httptools reports it, and uvicorn answers `send_400_response`."""
 
     _head_bytes = 0
+    _unparsed = 0
+    """Bytes that came since the last whole head, while the next one is awaited."""
     _head_too_large = False
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -43,6 +47,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_arrived()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        # A header is counted when it is whole; httptools keeps one that never ends, and copies it for every read.
+        if self._head_timer is not None:
+            self._unparsed += len(data)
+            if self._unparsed > MAX_HEAD_BYTES + READ_BYTES:
+                self._head_too_large = True
+                self.send_400_response("")
+                return
+        super().data_received(data)
 
     def on_message_begin(self) -> None:
         self._head_bytes = 0
@@ -58,6 +72,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
 
     def _head_arrived(self) -> None:
+        self._unparsed = 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None

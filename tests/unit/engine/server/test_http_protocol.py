@@ -70,3 +70,27 @@ async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
         writer.close()
+
+
+@pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\nx: ", b"GET /", b"GET / HTTP/1.1\r\nx"])
+async def test_a_head_that_never_ends_is_refused(start: bytes) -> None:
+    async with serving() as port:
+        reader, writer = await connect(port)
+        writer.write(start)
+        answer = asyncio.create_task(reader.read())
+        with contextlib.suppress(ConnectionError):
+            for _ in range(64):
+                writer.write(b"a" * (16 << 10))
+                await writer.drain()
+        with contextlib.suppress(ConnectionError):
+            assert (await answer).startswith(b"HTTP/1.1 431 ")
+        writer.close()
+
+
+async def test_a_body_that_follows_its_head_at_once_is_no_long_head() -> None:
+    async with serving() as port:
+        reader, writer = await connect(port)
+        body = b"a" * (1 << 20)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        assert await reader.readuntil(b"hello")
+        writer.close()
