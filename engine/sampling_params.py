@@ -61,7 +61,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
     def validate(self, vocab_size: int | None = None) -> None:
-        """Raise `RequestError` naming the first parameter out of range. `vocab_size` bounds token ids when known."""
+        """Raise `RequestError` naming the first parameter of a wrong type or out of range. `vocab_size` bounds token
+        ids when known."""
+        self._validate_types()
         _check_range("n", self.n, 1, MAX_N)
         _check_range("temperature", self.temperature, 0.0, 100.0)
         _check_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
@@ -82,6 +84,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check_range("repetition_penalty", self.repetition_penalty, 0.0, 1e6, low_open=True)
         self._validate_stops(vocab_size)
         self._validate_logit_bias(vocab_size)
+
+    def _validate_types(self) -> None:
+        """Construction checks nothing, and what the core cannot decode ends it, and every other request with it."""
+        try:
+            msgspec.msgpack.decode(msgspec.msgpack.encode(self), type=SamplingParams)
+        except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as error:
+            what, _, path = str(error).replace("`", "").partition(" - at ")
+            name = path.partition("$.")[2].partition("[")[0] or None
+            raise RequestError(f"{name or 'sampling parameters'}: {what[:1].lower()}{what[1:]}", name) from None
 
     def _validate_stops(self, vocab_size: int | None) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:

@@ -7,6 +7,7 @@ and KV cache in bfloat16, with activations and sums in float32 where compiled ke
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
@@ -29,6 +30,8 @@ from atom.engine.loading.weights import LoadedModel, load_model
 from atom.engine.models.config import TransformerConfig
 
 __all__ = ["CPUExecutor"]
+
+log = logging.getLogger(__name__)
 
 KernelChoice = Literal["auto", "attention", "torch"]
 T = TypeVar("T")
@@ -137,6 +140,7 @@ class CPUExecutor(Executor):
         try:
             self._kernels = CPUKernels(threads)
         except KernelsUnavailableError as error:
+            log.warning("computing in plain torch, many times slower: %s", error)
             return str(error)
         return ""
 

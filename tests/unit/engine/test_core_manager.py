@@ -106,7 +106,9 @@ def test_start_and_shutdown_leave_nothing_behind() -> None:
     assert (manager.is_alive, manager.failure) == (False, None)
     assert manager.num_open_sequences == 0
     assert not Path(f"/proc/{pid}").exists()
-    assert (threading.active_count(), open_files()) == (threads, files)
+    # Fewer is fine: threads of another test's event loop may have ended meanwhile.
+    assert threading.active_count() <= threads
+    assert open_files() <= files
     manager.shutdown()  # a second time changes nothing
     with pytest.raises(EngineDeadError, match="shut down"):
         manager.add_request("late", [1], PARAMS)
