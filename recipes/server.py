@@ -32,6 +32,7 @@ from atom.recipes.supervisor import SupervisorConfig
 __all__ = ["Server", "StopReport", "SupervisorLink"]
 
 _KEPT_LINES: Final = 200
+_SIGNAL_SLICE_S: Final = 0.25
 _SUPERVISOR_EXTRA_S: Final = 20.0
 """What a supervisor may take for its sweep after the grace."""
 
@@ -148,8 +149,16 @@ class SupervisorLink:
         return bool(self.events.keys() & {"exited", "exec_failed", "prepare_failed", "done", "closed"})
 
     def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        """Whether `condition` came to hold within `timeout` seconds. In slices: a signal that arrives just before the
+        lock is taken does not interrupt it, and its handler (a second Ctrl-C) would run only at the wait's end."""
+        deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            return self._changed.wait_for(condition, timeout)
+            while not condition():
+                left = _SIGNAL_SLICE_S if deadline is None else min(deadline - time.monotonic(), _SIGNAL_SLICE_S)
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+        return True
 
     def wake(self) -> None:
         with self._changed:
