@@ -50,7 +50,7 @@ class Window:
     threads: int | None = None
     health_p50_ms: float | None = None
     health_max_ms: float | None = None
-    """`/health` at 10 Hz: what a trivial request waits for the event loop. A probe cut by its timeout counts with it."""
+    """`/health` at 10 Hz: how long a trivial request waits for the event loop. A probe cut by its timeout counts."""
     requests: int | None = None
     """Completed in the window."""
     requests_per_s: float | None = None
