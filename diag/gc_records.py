@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from atom.bench.records import is_count
 from atom.bench.rundir import JsonlFile, check_schema_version
 
 __all__ = ["GcPass", "GcProcess", "check_books", "read_gc_file", "read_gc_records"]
@@ -44,6 +45,8 @@ class GcProcess:
     """The last running totals; None if the process was killed before the first."""
     passes_at_totals: int = 0
     """How many passes were recorded before the last totals."""
+    history: list[dict[str, Any]] = field(default_factory=list)
+    """All running totals, `t_ns` and counters that only rise, for what happened within a part of the run."""
 
     @property
     def last_seen_ns(self) -> int:
@@ -72,7 +75,7 @@ def read_gc_file(path: Path) -> Iterator[GcProcess]:
                 process = _process(line, role)
             elif process is not None:
                 _add(process, line)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             continue  # a line of another form than ours: the books will show what is missing
     if process is not None:
         yield process
@@ -93,9 +96,15 @@ def _process(line: dict[str, Any], role: str) -> GcProcess:
 def _add(process: GcProcess, line: dict[str, Any]) -> None:
     if line["type"] == "pass":
         names = ("start_ns", "stop_ns", "generation", "collected", "uncollectable")
-        process.passes.append(GcPass(*(int(line[name]) for name in names)))
+        values = [line[name] for name in names]
+        if not all(map(is_count, values)) or line["stop_ns"] < line["start_ns"]:
+            raise ValueError("not a pass")
+        process.passes.append(GcPass(*values))
     elif line["type"] == "totals":
+        if not all(is_count(line[name]) for name in ("t_ns", "recorded", "dropped", "old_passes", "old_ns")):
+            raise ValueError("not totals")
         process.totals = {key: value for key, value in line.items() if key != "type"}
+        process.history.append(process.totals)
         process.passes_at_totals = len(process.passes)
 
 

@@ -159,11 +159,12 @@ class SlowEvents:
     typical_ms: float
     events: int
     slow: int
-    in_pass: int
-    in_render: int
-    in_both: int
-    """Of `slow`; in_pass and in_render each count those in both too."""
+    in_pass: int | None
+    in_render: int | None
+    in_both: int | None
+    """Of `slow`; in_pass and in_render each count those in both too. None without a record of passes (of scrapes)."""
     neither: int
+    """In none of the two, as far as they were recorded."""
     expected_in_pass: float | None
     expected_in_render: float | None
     lift_pass: float | None
@@ -176,11 +177,12 @@ class SlowEvents:
     lift_render_high: float | None
     p_pass: float | None
     p_render: float | None
-    """Share of the shifts with at least as many."""
+    """(Shifts with at least as many + 1) ÷ (shifts + 1)."""
     excess_s: float
     """Σ excess over the typical interval of the slow events."""
-    excess_in_pass_s: float
-    excess_in_render_s: float
+    excess_in_pass_s: float | None
+    excess_in_render_s: float | None
+    """Of that, as much as passes (renders) covered within each event's interval."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
