@@ -1,0 +1,130 @@
+"""Options become choices: which server, how to speak to it, which load. For every command that loads a server; the
+options themselves are in `cli/load_options.py`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from atom.bench.load import Api, parse_goodput
+from atom.bench.random_load import RandomSource
+from atom.cli import options as opt
+from atom.cli.bench_checks import parse_extra_body
+from atom.cli.load_run import LoadFactory, ServerChoice
+from atom.recipes.errors import UsageError
+from atom.recipes.launcher import LaunchOptions
+
+__all__ = ["BACKENDS", "check_address", "launch_options", "random_load", "server_choice"]
+
+BACKENDS: Final = {
+    "openai": Api.COMPLETIONS,
+    "vllm": Api.COMPLETIONS,
+    "sglang-oai": Api.COMPLETIONS,
+    "openai-chat": Api.CHAT,
+    "vllm-chat": Api.CHAT,
+    "sglang-oai-chat": Api.CHAT,
+}
+PATHS: Final = {Api.COMPLETIONS: "/v1/completions", Api.CHAT: "/v1/chat/completions"}
+
+
+def server_choice(given: dict[str, Any], launch: LaunchOptions) -> ServerChoice:
+    """`given`: options by parameter name; `launch` is for a server that is started."""
+    if given["backend"] not in BACKENDS:
+        raise UsageError(f"--backend must be one of {', '.join(BACKENDS)}; got {given['backend']!r}")
+    api = BACKENDS[given["backend"]]
+    host = f"[{given['host']}]" if ":" in given["host"] else given["host"]
+    return ServerChoice(
+        recipe=given["recipe"],
+        base_url=(given["base_url"] or f"http://{host}:{given['port']}").rstrip("/").removesuffix("/v1"),
+        model=given["model"],
+        backend=given["backend"],
+        api=api,
+        path=given["endpoint"] or PATHS[api],
+        api_key=given["api_key"],
+        headers=opt.parse_pairs("--header", given["header"] or [], "=:"),
+        verify_tls=not given["insecure"],
+        request_timeout=given["request_timeout"],
+        launch=launch,
+    )
+
+
+def check_address(given: dict[str, Any]) -> None:
+    """One way to say which server, and none of it empty."""
+    if given["recipe"] is not None and given["base_url"] is not None:
+        raise UsageError("--recipe starts a server of its own, --base-url names one that runs: give one of them")
+    for flag in ("--host", "--port"):
+        source = given["ctx"].get_parameter_source(flag.removeprefix("--"))
+        for other, why in (("--base-url", "names host and port itself"), ("--recipe", "chooses where its server is")):
+            if given[other.removeprefix("--").replace("-", "_")] is not None and source.name == "COMMANDLINE":
+                raise UsageError(f"{other} {why}, {flag} would be ignored: give one of them")
+    for name in ("recipe", "base_url", "host", "model", "endpoint"):
+        if given[name] == "":
+            raise UsageError(f"--{name.replace('_', '-')} must not be empty")
+    if not re.fullmatch(r"[\w.:%-]+", given["host"], re.ASCII):
+        raise UsageError(f"--host must be a name or an address, got {given['host']!r}")
+    if not 0 < given["port"] < 65536:
+        raise UsageError(f"--port must be from 1 to 65535, got {given['port']}")
+
+
+def launch_options(given: dict[str, Any]) -> LaunchOptions:
+    """For a recipe. What only a recipe can use is refused without one."""
+    arguments = list(given["ctx"].args)
+    for flag, value in (
+        ("--set", given["set_"] or None),
+        ("--devices", given["devices"]),
+        ("--ready-timeout", given["ready_timeout"]),
+        ("server arguments", arguments or None),
+    ):
+        if value is not None and given["recipe"] is None:
+            raise UsageError(f"{flag}: only for a server that --recipe starts; got {value!r}")
+    return LaunchOptions(
+        model=given["model"],
+        devices=given["devices"],
+        variables=opt.parse_pairs("--set", given["set_"] or []),
+        extra_args=arguments,
+        ready_timeout_s=given["ready_timeout"],
+    )
+
+
+def random_load(given: dict[str, Any]) -> LoadFactory:
+    api = BACKENDS[given["backend"]]
+    sampling = {name: given[name] for name in ("temperature", "top_p", "top_k", "min_p") if given[name] is not None}
+    if given["logprobs"] is not None:
+        sampling |= (
+            {"logprobs": given["logprobs"]}
+            if api is Api.COMPLETIONS
+            else {
+                "logprobs": True,
+                "top_logprobs": given["logprobs"],
+            }
+        )
+    source = RandomSource(
+        num_prompts=given["num_prompts"],
+        api=api,
+        model=given["model"] or "",
+        input_len=given["random_input_len"],
+        output_len=given["random_output_len"],
+        range_ratio=given["random_range_ratio"],
+        prefix_len=given["random_prefix_len"],
+        seed=given["seed"],
+        vocab_size=given["vocab_size"],
+        ignore_eos=given["ignore_eos"],
+        continuous_usage_stats=given["continuous_usage_stats"],
+        sampling=sampling,
+        extra_body=parse_extra_body(given["extra_body"]),
+    )
+    return LoadFactory(
+        source=source,
+        options={
+            "request_rate": opt.parse_rate(given["request_rate"]),
+            "burstiness": given["burstiness"],
+            "max_concurrency": given["max_concurrency"],
+            "num_warmups": given["num_warmups"],
+            "seed": given["seed"],
+            "duration": given["duration"],
+            "ignore_eos": given["ignore_eos"],
+            "keep_text": given["save_detailed"],
+            "failed_request_threshold": given["failed_request_threshold"],
+            "goodput": parse_goodput(given["goodput"] or []),
+        },
+    )

@@ -1,0 +1,149 @@
+"""A load as the command line says it, and its run against a server under test: `atom bench` and `atom gc-profile` load
+with the same machinery. Options become choices in `cli/load_choices.py`; the load itself is `bench/runner.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from atom.bench.load import Api, Endpoint, LoadSpec
+from atom.bench.random_load import RandomSource
+from atom.bench.rundir import RunDirectory, Validity
+from atom.bench.runner import LoadOutcome, run_in_loop, run_load
+from atom.bench.summary import summarize
+from atom.bench.target import Target, ask_server
+from atom.cli.progress import LoadProgress, StatusLine
+from atom.cli.server_side import server_side_figures
+from atom.cli.signals import ending_signals, note
+from atom.diag.session import ServerUnderTest
+from atom.recipes.errors import UsageError
+from atom.recipes.launcher import LaunchOptions
+
+__all__ = ["LoadFactory", "LoadRunner", "ServerChoice", "judge_load"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerChoice:
+    """Which server, and how to speak to it."""
+
+    recipe: str | None
+    base_url: str
+    model: str | None
+    backend: str
+    api: Api
+    path: str
+    api_key: str | None
+    headers: Mapping[str, str]
+    verify_tls: bool
+    request_timeout: float
+
+    launch: LaunchOptions
+    """For a recipe."""
+
+    def endpoint(self, base_url: str, model: str) -> Endpoint:
+        return Endpoint(
+            base_url=base_url,
+            path=self.path,
+            api=self.api,
+            model=model,
+            api_key=self.api_key,
+            headers=self.headers,
+            verify_tls=self.verify_tls,
+            request_timeout=self.request_timeout,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadFactory:
+    """A load as far as the command line says it; the server's model and vocabulary complete it."""
+
+    source: RandomSource
+    options: Mapping[str, Any]
+
+    def spec(self, name: str, endpoint: Endpoint, target: Target | None) -> LoadSpec:
+        source = self.source
+        if target is not None:
+            vocab = source.vocab_size if source.vocab_size is not None else target.vocab_size
+            source = replace(source, model=endpoint.model, vocab_size=vocab)
+            limit = target.max_model_len
+            if limit is not None and source.api is Api.COMPLETIONS and source.max_total_len > limit:
+                raise UsageError(
+                    f"prompt and output can reach {source.max_total_len} tokens, the server's context is {limit}: "
+                    "lower --random-input-len, --random-prefix-len, --random-output-len or --random-range-ratio"
+                )
+        return LoadSpec(name=name, endpoint=endpoint, source=source, **self.options)
+
+
+@dataclass(kw_only=True, slots=True)
+class LoadRunner:
+    """One load in one session. `signal` and `started` say afterwards what became of it."""
+
+    name: str
+    server: ServerChoice
+    load: LoadFactory
+    line: StatusLine
+    quiet: bool
+    signal: int | None = field(default=None, init=False)
+    """What ended the load early."""
+    started: bool = field(default=False, init=False)
+    """Whether the load began: only then is there something to keep."""
+
+    def check(self) -> None:
+        """UsageError for a load that cannot be, before any server starts."""
+        self.load.spec(self.name, self.server.endpoint(self.server.base_url, self.server.model or ""), None)
+
+    def run(self, server: ServerUnderTest, run_dir: RunDirectory) -> LoadOutcome:
+        choice = self.server
+        target = ask_server(
+            server.base_url,
+            model=choice.model if choice.recipe is None else None,
+            api_key=choice.api_key,
+            headers=choice.headers,
+            verify_tls=choice.verify_tls,
+        )
+        run_dir.write_run_json({"target": target.as_dict(), "backend": choice.backend})
+        spec = self.load.spec(self.name, choice.endpoint(server.base_url, target.model), target)
+        self.started = True
+        with LoadProgress(self.line, quiet=self.quiet) as progress:
+            return run_in_loop(self._run(spec, run_dir, progress, server))
+
+    async def _run(
+        self, spec: LoadSpec, run_dir: RunDirectory, progress: LoadProgress, server: ServerUnderTest
+    ) -> LoadOutcome:
+        """The load, ended early by Ctrl-C, SIGTERM, SIGHUP, or the server's death."""
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        numbers = ending_signals()
+        previous = [signal.getsignal(number) for number in numbers]
+
+        def interrupt(number: int) -> None:
+            note()
+            self.signal = self.signal or number
+            stop.set()
+
+        for number in numbers:
+            loop.add_signal_handler(number, interrupt, number)
+        server.call_when_dead(partial(_set_from_thread, loop, stop))
+        try:
+            return await run_load(spec, run_dir, progress, stop)
+        finally:
+            server.forget_callbacks()
+            for number, handler in zip(numbers, previous, strict=True):
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
+
+
+def judge_load(run_dir: RunDirectory) -> tuple[Validity, list[str]]:
+    """What the recorded load is worth as evidence, and why not more."""
+    summary = summarize(run_dir, extra=server_side_figures(run_dir), write=False)
+    return Validity(summary["validity"]), list(summary["reasons"])
+
+
+def _set_from_thread(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    with contextlib.suppress(RuntimeError):  # the load ended just now, and its loop with it
+        loop.call_soon_threadsafe(stop.set)
