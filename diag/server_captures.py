@@ -1,0 +1,263 @@
+"""What a run's `server/` directory holds, read once into columns: passes, scrapes, processes, health probes.
+
+The directory may come from anywhere: a line with values that no capture writes is left out. What the columns mean for
+a window of time is `diag/server_figures.py`.
+
+Several API processes (`--api-server-count`, data parallelism): each freezes its own event loop, so an average would
+hide the one that stalls and a sum would be no share of time. Figures called "of the API process" are those of the
+busiest: the one whose passes took longest, then the one with most CPU time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from atom.bench.records import is_count
+from atom.bench.rundir import JsonlFile
+from atom.diag.gc_records import GcProcess, read_gc_records
+
+__all__ = [
+    "MEGABYTE",
+    "FloatArray",
+    "HealthProbes",
+    "IntArray",
+    "Passes",
+    "ProcessSamples",
+    "Scrapes",
+    "ServerCaptures",
+]
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+MEGABYTE: Final = 1 << 20
+TOTALS_SLACK_NS: Final = 6_000_000_000
+"""A hook writes totals every 2 s: a record that ends this much before the window's end did not see it all."""
+_MOST: Final = 2.0**62
+_CUT: Final = "within"
+"""In the error of a probe that was given up after its time limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """One process's passes over old objects in the order of their start, and when it was watched."""
+
+    process: GcProcess
+    start_ns: IntArray
+    stop_ns: IntArray
+
+    @classmethod
+    def of(cls, process: GcProcess) -> Passes:
+        times = sorted((one.start_ns, one.stop_ns) for one in process.passes)
+        both = np.array(times, dtype=np.int64).reshape(-1, 2)
+        return cls(process, both[:, 0], both[:, 1])
+
+    def watched_ns(self, start_ns: int, end_ns: int) -> int:
+        """How much of [start, end) the record covers; 0 unless it is at least half."""
+        seen = self.process.last_seen_ns
+        until = end_ns if seen >= end_ns - TOTALS_SLACK_NS and seen > start_ns else min(seen, end_ns)
+        watched = until - max(start_ns, self.process.installed_ns)
+        return watched if 2 * watched >= end_ns - start_ns else 0
+
+    def seconds(self, start_ns: int, end_ns: int) -> float:
+        """Σ pause within [start, end): a pass that straddles a border counts by its part inside."""
+        inside = np.minimum(self.stop_ns, end_ns) - np.maximum(self.start_ns, start_ns)
+        return float(inside[inside > 0].sum()) / 1e9
+
+    def overlapping(self, start_ns: int, end_ns: int) -> int:
+        return int(np.count_nonzero((self.stop_ns > start_ns) & (self.start_ns < end_ns)))
+
+    def pauses_ms(self, start_ns: int, end_ns: int) -> FloatArray:
+        """Pauses, whole, of the passes that began in [start, end)."""
+        begun = (self.start_ns >= start_ns) & (self.start_ns < end_ns)
+        pauses: FloatArray = (self.stop_ns[begun] - self.start_ns[begun]) / 1e6
+        return pauses
+
+
+@dataclass(frozen=True, slots=True)
+class Scrapes:
+    """One row per scrape, in the order of sending; NaN where there was no usable answer."""
+
+    sent_ns: IntArray
+    latency_ms: FloatArray
+    series: FloatArray
+    body_bytes: FloatArray
+    values: Mapping[str, FloatArray]
+    families: tuple[tuple[int, Mapping[str, int]], ...]
+    """Time and metric family → series, of the scrapes that say so: all families in the first, changes in the others."""
+
+    def window(self, start_ns: int, end_ns: int) -> slice:
+        first, last = np.searchsorted(self.sent_ns, [start_ns, end_ns])
+        return slice(int(first), int(last))
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSamples:
+    """One process's samples; NaN where a value is missing."""
+
+    pid: int
+    role: str
+    command: str
+    t_ns: IntArray
+    rss_mb: FloatArray
+    cpu_s: FloatArray
+    threads: FloatArray
+
+    def window(self, start_ns: int, end_ns: int) -> slice:
+        first, last = np.searchsorted(self.t_ns, [start_ns, end_ns])
+        return slice(int(first), int(last))
+
+    def cpu_share(self, start_ns: int, end_ns: int) -> float | None:
+        """CPU seconds per second between the first and the last sample of the window."""
+        part = self.window(start_ns, end_ns)
+        known = ~np.isnan(self.cpu_s[part])
+        cpu, times = self.cpu_s[part][known], self.t_ns[part][known]
+        if len(times) < 2 or times[-1] <= times[0] or cpu[-1] < cpu[0]:
+            return None
+        return float((cpu[-1] - cpu[0]) / ((times[-1] - times[0]) / 1e9))
+
+
+@dataclass(frozen=True, slots=True)
+class HealthProbes:
+    """One row per probe in the order of sending. A probe that was given up counts with the time until the next one."""
+
+    sent_ns: IntArray
+    latency_ms: FloatArray
+    """NaN where the server could not be reached."""
+
+    def window(self, start_ns: int, end_ns: int) -> slice:
+        first, last = np.searchsorted(self.sent_ns, [start_ns, end_ns])
+        return slice(int(first), int(last))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCaptures:
+    """Everything captured at a server."""
+
+    passes: tuple[Passes, ...]
+    """Of every hooked process."""
+    scrapes: Scrapes
+    processes: tuple[ProcessSamples, ...]
+    health: HealthProbes
+
+    @classmethod
+    def read(cls, server: Path) -> ServerCaptures:
+        return cls(
+            passes=tuple(Passes.of(process) for process in read_gc_records(server)),
+            scrapes=_scrapes(_lines(server / "metrics-api.jsonl", "sent_ns")),
+            processes=tuple(_processes(_lines(server / "process.jsonl", "t_ns"))),
+            health=_health(_lines(server / "health.jsonl", "sent_ns")),
+        )
+
+    def api_passes(self, start_ns: int, end_ns: int) -> Passes | None:
+        """Of the busiest API process that was watched in the window; None if none was."""
+        watched = [one for one in self.passes if one.process.role == "api" and one.watched_ns(start_ns, end_ns)]
+        cpu = {one.pid: one.cpu_share(start_ns, end_ns) or 0.0 for one in self.processes}
+        return max(
+            watched,
+            key=lambda one: (one.seconds(start_ns, end_ns), cpu.get(one.process.pid, 0.0), -one.process.pid),
+            default=None,
+        )
+
+    def api_samples(self, start_ns: int, end_ns: int) -> ProcessSamples | None:
+        """Of the same process; where its passes were not watched, of the API process with most CPU time."""
+        seen = [one for one in self.processes if one.role == "api" and len(one.t_ns[one.window(start_ns, end_ns)])]
+        passes = self.api_passes(start_ns, end_ns)
+        same = [one for one in seen if passes is not None and one.pid == passes.process.pid]
+        return max(same or seen, key=lambda one: (one.cpu_share(start_ns, end_ns) or 0.0, -one.pid), default=None)
+
+    def last_sign_ns(self) -> int | None:
+        """The latest moment of which anything is recorded."""
+        ends = [one.process.last_seen_ns for one in self.passes]
+        columns = [self.scrapes.sent_ns, self.health.sent_ns, *(one.t_ns for one in self.processes)]
+        return max([*ends, *(int(column[-1]) for column in columns if len(column))], default=None)
+
+    def first_sign_ns(self) -> int | None:
+        columns = [self.scrapes.sent_ns, self.health.sent_ns, *(one.t_ns for one in self.processes)]
+        starts = [int(column[0]) for column in columns if len(column)]
+        return min(starts or [one.process.installed_ns for one in self.passes], default=None)
+
+
+# ---- from lines to columns ---------------------------------------------------------------------------------------
+
+
+def _lines(path: Path, key: str) -> list[dict[str, Any]]:
+    """The lines that have a time under `key`, in its order."""
+    try:
+        lines = [line for line in JsonlFile(path) if is_count(line.get(key))]
+    except OSError:
+        return []
+    return sorted(lines, key=lambda line: int(line[key]))
+
+
+def _number(value: object) -> float:
+    """`value` if it is a number that a capture writes, else NaN."""
+    fits = type(value) in (int, float) and -_MOST < value < _MOST  # type: ignore[operator]
+    return float(value) if fits else np.nan  # type: ignore[arg-type]
+
+
+def _times(lines: Iterable[Mapping[str, Any]], key: str) -> IntArray:
+    return np.array([line[key] for line in lines], dtype=np.int64)
+
+
+def _column(values: Iterable[object]) -> FloatArray:
+    return np.array([_number(value) for value in values], dtype=np.float64)
+
+
+def _scrapes(lines: list[dict[str, Any]]) -> Scrapes:
+    good = [line.get("error") is None and is_count(line.get("latency_ns")) for line in lines]
+
+    def column(key: str) -> FloatArray:
+        return _column(line.get(key) if ok else None for line, ok in zip(lines, good, strict=True))
+
+    values = [line["values"] if isinstance(line.get("values"), dict) else {} for line in lines]
+    names = {name for value in values for name in value}
+    return Scrapes(
+        sent_ns=_times(lines, "sent_ns"),
+        latency_ms=column("latency_ns") / 1e6,
+        series=column("series"),
+        body_bytes=column("body_bytes"),
+        values={name: _column(value.get(name) for value in values) for name in sorted(names)},
+        families=tuple(_families(line for line, ok in zip(lines, good, strict=True) if ok)),
+    )
+
+
+def _families(lines: Iterable[dict[str, Any]]) -> Iterator[tuple[int, dict[str, int]]]:
+    for line in lines:
+        named = line.get("family_series", line.get("largest_families"))
+        if isinstance(named, dict):
+            yield line["sent_ns"], {str(name): count for name, count in named.items() if is_count(count)}
+
+
+def _processes(lines: list[dict[str, Any]]) -> Iterator[ProcessSamples]:
+    by_pid: dict[int, list[dict[str, Any]]] = {}
+    for line in lines:
+        if is_count(line.get("pid")):
+            by_pid.setdefault(line["pid"], []).append(line)
+    for pid, own in sorted(by_pid.items()):
+        roles = [line["role"] for line in own if isinstance(line.get("role"), str)]
+        commands = [line["command"] for line in own if isinstance(line.get("command"), str)]
+        yield ProcessSamples(
+            pid=pid,
+            role=roles[-1] if roles else "other",
+            command=commands[-1] if commands else "",
+            t_ns=_times(own, "t_ns"),
+            rss_mb=_column(line.get("rss_bytes") for line in own) / MEGABYTE,
+            cpu_s=_column(line.get("cpu_s") for line in own),
+            threads=_column(line.get("threads") for line in own),
+        )
+
+
+def _health(lines: list[dict[str, Any]]) -> HealthProbes:
+    sent = _times(lines, "sent_ns")
+    latency = _column(line.get("latency_ns") for line in lines) / 1e6
+    for i, line in enumerate(lines[:-1]):
+        if np.isnan(latency[i]) and _CUT in str(line.get("error")):
+            latency[i] = (sent[i + 1] - sent[i]) / 1e6
+    return HealthProbes(sent, latency)
