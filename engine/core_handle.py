@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from atom.engine import envs
+
 CORE_COMMAND: Final = (sys.executable, "-P", "-m", "atom.engine.core_process")
-CONFIG_VARIABLE: Final = "ATOM_ENGINE_CONFIG"
 LOG_TAIL_LINES: Final = 20
 LOG_LINE_BYTES: Final = 2000
 
@@ -112,7 +113,7 @@ def _environment(config_json: str) -> dict[str, str]:
     root = str(Path(__file__).parents[2])
     inherited = os.environ.get("PYTHONPATH")
     path = root if not inherited else f"{root}{os.pathsep}{inherited}"
-    return {**os.environ, CONFIG_VARIABLE: config_json, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, envs.ENGINE_CONFIG.name: config_json, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def wait_all(processes: Sequence[CoreHandle], timeout: float) -> bool:

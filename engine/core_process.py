@@ -31,6 +31,7 @@ from typing import Final
 import msgspec
 import zmq
 
+from atom.engine import envs
 from atom.engine.config import EngineConfig
 from atom.engine.engine_core import EngineCore
 from atom.engine.errors import AtomEngineError, ConfigError
@@ -46,7 +47,6 @@ from atom.engine.messages import (
     UtilityResult,
 )
 
-CONFIG_VARIABLE: Final = "ATOM_ENGINE_CONFIG"
 MAX_INPUTS_PER_STEP: Final = 256
 """A burst of requests is taken in over several steps, so that it does not hold up the sequences that run."""
 MAX_MESSAGE_BYTES: Final = 1 << 28
@@ -210,15 +210,15 @@ def _describe(exc: BaseException) -> str:
 
 
 def _read_config() -> EngineConfig:
-    text = os.environ.get(CONFIG_VARIABLE)
+    text = envs.ENGINE_CONFIG.read()
     if text is None:
-        raise ConfigError(f"{CONFIG_VARIABLE} is not set: this process is started by an engine, not by hand")
+        raise ConfigError(f"{envs.ENGINE_CONFIG.name} is not set: this process is started by an engine, not by hand")
     try:
         return EngineConfig.from_json(text)
     except (KeyError, TypeError, ValueError) as exc:
         if isinstance(exc, ConfigError):
             raise
-        raise ConfigError(f"{CONFIG_VARIABLE} is not an engine configuration: {exc}") from exc
+        raise ConfigError(f"{envs.ENGINE_CONFIG.name} is not an engine configuration: {exc}") from exc
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -13,10 +13,11 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from atom.engine import envs
 from atom.engine.config import EngineConfig
 from atom.engine.errors import ConfigError
 from atom.engine.executors.base import Executor, SchedulerOutput, StepHandle, StepResult
@@ -33,9 +34,7 @@ __all__ = ["CPUExecutor"]
 
 log = logging.getLogger(__name__)
 
-KernelChoice = Literal["auto", "attention", "torch"]
 T = TypeVar("T")
-KERNELS_VARIABLE: Final = "ATOM_CPU_KERNELS"
 
 
 class CPUExecutor(Executor):
@@ -45,9 +44,9 @@ class CPUExecutor(Executor):
     max_in_flight = 2
     kind = "cpu"
 
-    def __init__(self, config: EngineConfig, kernels: KernelChoice | None = None) -> None:
+    def __init__(self, config: EngineConfig, kernels: envs.KernelChoice | None = None) -> None:
         self._config = config
-        self._choice = kernels or _kernel_choice()
+        self._choice = kernels or envs.CPU_KERNELS.read()
         self._kernels: CPUKernels | None = None
         self._queue: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
@@ -136,7 +135,7 @@ class CPUExecutor(Executor):
     def _open_kernels(self, threads: int) -> str:
         """Compile or load the kernels; the reason why there are none, or ""."""
         if self._choice == "torch":
-            return f"{KERNELS_VARIABLE}=torch"
+            return f"{envs.CPU_KERNELS.name}=torch"
         try:
             self._kernels = CPUKernels(threads)
         except KernelsUnavailableError as error:
@@ -195,14 +194,6 @@ class CPUExecutor(Executor):
                         failure = error
                 if failure is not None:
                     future.set_exception(failure)
-
-
-def _kernel_choice() -> KernelChoice:
-    value = os.environ.get(KERNELS_VARIABLE) or "auto"
-    for choice in ("auto", "attention", "torch"):
-        if value == choice:
-            return choice
-    raise ConfigError(f"{KERNELS_VARIABLE} must be auto, attention or torch, got {value!r}")
 
 
 def _choose_dtype(config: EngineConfig) -> tuple[torch.dtype, str]:

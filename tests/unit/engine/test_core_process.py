@@ -20,7 +20,6 @@ import pytest
 import zmq
 
 from atom.engine.config import CacheConfig, EngineConfig, SchedulerConfig, SimulatedConfig
-from atom.engine.core_process import CONFIG_VARIABLE
 from atom.engine.executors.simulated import token_at
 from atom.engine.messages import (
     FINISH_ABORT,
@@ -49,7 +48,7 @@ def simulated(simulated_config: SimulatedConfig = QUICK, **parts: Any) -> Engine
 
 
 def environment(config_json: str) -> dict[str, str]:
-    return {**os.environ, CONFIG_VARIABLE: config_json, "PYTHONPATH": str(ROOT / ".src")}
+    return {**os.environ, "ATOM_ENGINE_CONFIG": config_json, "PYTHONPATH": str(ROOT / ".src")}
 
 
 def command(directory: str) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 from atom.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from atom.engine.errors import ConfigError
 from atom.engine.executors.base import NewSequence, SchedulerOutput, StepResult
-from atom.engine.executors.cpu import KERNELS_VARIABLE, CPUExecutor
+from atom.engine.executors.cpu import CPUExecutor
 from atom.engine.loading.weights import load_model
 from atom.engine.models.dense_attention import DenseAttention
 from atom.engine.sampling_params import SamplingParams
@@ -208,9 +208,9 @@ def test_without_a_compiler_torch_serves_and_says_so(
 
 
 def test_kernels_by_environment(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(KERNELS_VARIABLE, "torch")
+    monkeypatch.setenv("ATOM_CPU_KERNELS", "torch")
     assert run_once(tiny_llama)[1]["kernels"] == "torch"
-    monkeypatch.setenv(KERNELS_VARIABLE, "fast")
+    monkeypatch.setenv("ATOM_CPU_KERNELS", "fast")
     with pytest.raises(ConfigError, match="ATOM_CPU_KERNELS must be auto, attention or torch, got 'fast'"):
         CPUExecutor(engine_config(tiny_llama))
 
