@@ -1,0 +1,198 @@
+"""One run directory as the analysis needs it: the observed span, the captures, and the requests as columns.
+
+The observed span is the measured phase of the load (of an observation without a load, of that); of a killed run it goes
+up to the last sign of life, and where nothing says when it began, from the first line of a capture.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from atom.bench.metrics import Samples
+from atom.bench.records import Outcome, RequestRecord, is_count, read_records
+from atom.bench.run_facts import checked_run
+from atom.bench.rundir import RunDirectory, read_jsonl
+from atom.diag.server_captures import FloatArray, Passes, ProcessSamples, ServerCaptures
+
+__all__ = ["Evidence", "Requests", "read_evidence"]
+
+FINISHED: Final = "requests_finished"
+"""Among a scrape's values: requests that the server has finished since it started, by its own count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Completed requests of the span. Times in seconds since its start; columns of one group have one length."""
+
+    sent_s: FloatArray
+    first_s: FloatArray
+    ttft_ms: FloatArray
+    prompt_tokens: FloatArray
+    """0 where neither the server nor the plan says."""
+    end_s: FloatArray
+    """Ascending, on its own: when requests were complete."""
+    gap_from_s: FloatArray
+    gap_to_s: FloatArray
+    """Consecutive arrivals of one stream, pooled over requests."""
+    arrived_s: FloatArray
+    arrived_tokens: FloatArray
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a run directory holds about [start_ns, end_ns)."""
+
+    run_dir: RunDirectory
+    run: Mapping[str, Any]
+    start_ns: int
+    end_ns: int
+    captures: ServerCaptures
+    passes: Passes | None
+    """Of the busiest API process; None if none was watched."""
+    samples: ProcessSamples | None
+    requests: Requests | None
+    """None if no request was recorded."""
+    notes: tuple[str, ...]
+
+    @property
+    def duration_s(self) -> float:
+        return (self.end_ns - self.start_ns) / 1e9
+
+    def seconds(self, times_ns: Any) -> FloatArray:
+        """Times of CLOCK_MONOTONIC as seconds since the start of the span."""
+        since: FloatArray = (np.asarray(times_ns, dtype=np.int64) - self.start_ns) / 1e9
+        return since
+
+    def finished(self, at_s: FloatArray) -> FloatArray | None:
+        """How many requests were complete at each of these times: from the records, else by the server's own count
+        (interpolated between scrapes); None if nobody counted."""
+        if self.requests is not None and len(self.requests.end_s):
+            return np.searchsorted(self.requests.end_s, at_s, side="right").astype(np.float64)
+        counted = self.captures.scrapes.values.get(FINISHED)
+        if counted is None:
+            return None
+        known = ~np.isnan(counted)
+        times, counts = self.seconds(self.captures.scrapes.sent_ns[known]), counted[known]
+        if len(counts) < 2 or np.any(np.diff(counts) < 0) or counts[-1] == counts[0]:
+            return None
+        return np.interp(at_s, times, counts - counts[0])
+
+
+def read_evidence(run_dir: RunDirectory) -> Evidence:
+    """Everything in the directory; what is damaged or missing is said in the notes."""
+    run = checked_run(run_dir)
+    captures = ServerCaptures.read(run_dir.server)
+    damaged: Counter[str] = Counter()
+    records = _columns(read_records(run_dir, damaged=damaged))
+    notes = [f"{n} unreadable {'line' if n == 1 else 'lines'} in {name}" for name, n in sorted(damaged.items())]
+    start_ns, end_ns, span_notes = _span(run_dir, run, captures, records)
+    passes = captures.api_passes(start_ns, end_ns)
+    return Evidence(
+        run_dir=run_dir,
+        run=run,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        captures=captures,
+        passes=passes,
+        samples=captures.api_samples(start_ns, end_ns),
+        requests=records.since(start_ns) if records.ended_ns else None,
+        notes=(*notes, *span_notes),
+    )
+
+
+# ---- requests ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Records:
+    """What was read from the request records, before the span is known."""
+
+    samples: Samples
+    sent_ns: list[int]
+    first_ns: list[int]
+    completed_ns: list[int]
+    prompt_tokens: list[int]
+    ended_ns: list[int]
+    """Of all requests, whatever became of them."""
+    failed: int = 0
+
+    def add(self, record: RequestRecord) -> None:
+        if record.end_ns is not None:
+            self.ended_ns.append(record.end_ns)
+        self.failed += record.outcome == Outcome.FAILED
+        if record.outcome != Outcome.COMPLETED:
+            return
+        assert record.sent_ns is not None
+        assert record.first_ns is not None
+        assert record.end_ns is not None
+        self.samples.add(record, {})
+        self.sent_ns.append(record.sent_ns)
+        self.first_ns.append(record.first_ns)
+        self.completed_ns.append(record.end_ns)
+        prompt = record.prompt_tokens if record.prompt_tokens is not None else record.input_len
+        self.prompt_tokens.append(prompt or 0)
+
+    def since(self, start_ns: int) -> Requests:
+        start_s = start_ns / 1e9
+        arrivals = self.samples.tokens_at
+        empty = np.array([])
+        sent = (np.array(self.sent_ns, dtype=np.int64) - start_ns) / 1e9
+        first = (np.array(self.first_ns, dtype=np.int64) - start_ns) / 1e9
+        return Requests(
+            sent_s=sent,
+            first_s=first,
+            ttft_ms=(first - sent) * 1e3,
+            prompt_tokens=np.array(self.prompt_tokens, dtype=np.float64),
+            end_s=np.sort((np.array(self.completed_ns, dtype=np.int64) - start_ns) / 1e9),
+            gap_from_s=np.concatenate([empty, *(times[:-1] for times, _ in arrivals)]) - start_s,
+            gap_to_s=np.concatenate([empty, *(times[1:] for times, _ in arrivals)]) - start_s,
+            arrived_s=np.concatenate([empty, *(times for times, _ in arrivals)]) - start_s,
+            arrived_tokens=np.concatenate([empty, *(tokens for _, tokens in arrivals)]),
+            failed=self.failed,
+        )
+
+
+def _columns(records: Iterable[RequestRecord]) -> _Records:
+    columns = _Records(Samples(), [], [], [], [], [])
+    for record in records:
+        columns.add(record)
+    return columns
+
+
+# ---- the span ----------------------------------------------------------------------------------------------------
+
+
+def _span(
+    run_dir: RunDirectory, run: Mapping[str, Any], captures: ServerCaptures, records: _Records
+) -> tuple[int, int, list[str]]:
+    lines = [
+        (line.get("kind"), line["t_ns"])
+        for path in sorted(run_dir.client.glob("*.jsonl"))
+        for line in read_jsonl(path)
+        if is_count(line.get("t_ns"))
+    ]
+    starts = [moment for kind, moment in lines if kind == "measured_start"]
+    ends = [moment for kind, moment in lines if kind == "measured_end"]
+    notes = []
+    start = run.get("measured_start_ns")
+    if start is None:
+        start = min(starts or records.sent_ns, default=None)
+    if start is None:
+        start = captures.first_sign_ns()
+        if start is not None:
+            notes.append("no measured phase is recorded: the span is that of the captures")
+    end = max(ends, default=None)
+    if end is None:
+        signs = [*(moment for _, moment in lines), *records.ended_ns, captures.last_sign_ns()]
+        end = max((sign for sign in signs if sign is not None), default=None)
+        if end is not None:
+            notes.append("the run did not come to its end: the span goes up to the last sign of life")
+    if start is None or end is None or end <= start:
+        return 0, 0, ["nothing was recorded"]
+    return start, end, notes

@@ -1,0 +1,69 @@
+"""From a run directory to its `Profile`. The parts are in `windows.py`, `growth.py`, `attribution.py`, `causes.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from atom.bench.rundir import RunDirectory
+from atom.diag.gc_profile.evidence import Evidence, read_evidence
+from atom.diag.gc_profile.model import Attribution, Growth, Profile
+from atom.diag.gc_profile.windows import default_window_s, totals, windows
+from atom.diag.gc_records import check_books
+from atom.diag.server_figures import old_object_passes
+from atom.recipes.errors import UsageError
+
+__all__ = ["profile_run"]
+
+
+def profile_run(
+    directory: Path, *, window_s: float | None = None, label: str | None = None, shifts: int = 200, seed: int = 0
+) -> Profile:
+    """Analyse a run directory. UsageError if it is none, or for a window that fits no run.
+
+    `window_s`: None for about a sixth of the span. `shifts`: how many circular shifts the attribution compares with.
+    `seed`: of everything random in the analysis; the same directory and seed give the same profile.
+    """
+    if window_s is not None and not 0 < window_s < float("inf"):
+        raise UsageError(f"--window must be a length of time above zero, got {window_s:g} s")
+    evidence = read_evidence(RunDirectory.open(directory))
+    length = window_s if window_s is not None else default_window_s(evidence.duration_s)
+    growth: Mapping[str, Growth] = {}
+    return Profile(
+        label=label or evidence.run_dir.path.name,
+        directory=str(directory),
+        simulated=_simulated(evidence.run),
+        old_object_passes=old_object_passes([evidence.passes.process] if evidence.passes else []),
+        window_s=length,
+        windows=windows(evidence, length),
+        totals=totals(evidence),
+        growth=growth,
+        attribution=Attribution(first_tokens=None, chunk_gaps=None, shifts=shifts, note=""),
+        causes=(),
+        verdict="",
+        is_problem=None,
+        processes=(),
+        validity=evidence.run.get("validity"),
+        notes=_notes(evidence),
+    )
+
+
+def _simulated(run: Mapping[str, Any]) -> bool:
+    """Whether the server says that it runs no model."""
+    target = run.get("target")
+    if isinstance(target, dict) and target.get("executor") == "simulated":
+        return True
+    value: Any = run
+    for name in ("server", "info", "server_info", "simulated"):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value is True
+
+
+def _notes(evidence: Evidence) -> tuple[str, ...]:
+    reasons = [str(reason) for reason in evidence.run.get("reasons") or ()]
+    books = [problem for passes in evidence.captures.passes for problem in check_books(passes.process)]
+    notes = [*reasons, *(problem for problem in books if problem not in reasons), *evidence.notes]
+    if not evidence.captures.passes:
+        notes.append("no process was hooked: there are no figures of garbage collection")
+    return tuple(dict.fromkeys(notes))
