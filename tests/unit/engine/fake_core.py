@@ -51,15 +51,17 @@ class Running:
 
 
 class FakeCore:
-    def __init__(self, behaviour: str, tokens_per_step: int, input_address: str, output_address: str) -> None:
-        self.behaviour = behaviour
-        self.tokens_per_step = tokens_per_step
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.behaviour: str = args.behaviour
+        self.index: int = args.index
+        self.tokens_per_step: int = args.tokens_per_step
         context = zmq.Context()
         self.input = context.socket(zmq.PULL)
-        self.input.connect(input_address)
+        self.input.connect(args.input)
         self.output = context.socket(zmq.PUSH)
-        self.output.connect(output_address)
+        self.output.connect(args.output)
         self.running: dict[int, Running] = {}
+        self.most_running = 0
         self.aborted: list[int] = []
         self.stopping = False
         self.step = 0
@@ -84,6 +86,7 @@ class FakeCore:
             case AddRequest():
                 tokens = list(struct.unpack(f"<{len(message.prompt) // 4}i", message.prompt))
                 self.running[message.seq_id] = Running(message.params, tokens, message.arrival_ns)
+                self.most_running = max(self.most_running, len(self.running))
             case AbortRequests():
                 self.aborted.extend(message.seq_ids)
                 for seq_id in message.seq_ids:
@@ -100,6 +103,8 @@ class FakeCore:
     def answer(self, call: UtilityCall) -> None:
         if call.method == "ping":
             self.send(UtilityResult(call.call_id, {"pid": os.getpid()}))
+        elif call.method == "most":
+            self.send(UtilityResult(call.call_id, self.most_running))
         elif call.method == "aborted":
             self.send(UtilityResult(call.call_id, self.aborted))
         elif call.method == "running":
@@ -125,7 +130,7 @@ class FakeCore:
         if self.tokens_per_step == 1:
             columns["counts"] = None
         stats = SchedulerStats(num_running=len(self.running), num_steps_total=self.step)
-        self.send(StepOutputs(0, self.step, time.monotonic_ns(), stats=stats, **columns))
+        self.send(StepOutputs(self.index, self.step, time.monotonic_ns(), stats=stats, **columns))
 
     def emit_tokens(self, seq_id: int, run: Running, columns: dict[str, Any]) -> None:
         limit = min(len(run.tokens), run.params.max_tokens or len(run.tokens))
@@ -158,7 +163,7 @@ class FakeCore:
             self.output.send(b"\xc1 is no message")
             self.running[seq_id].tokens[self.running[seq_id].sent] = PAUSE
         elif command == FAIL:
-            self.send(EngineFailed(0, "the fake core gives up"))
+            self.send(EngineFailed(self.index, "the fake core gives up"))
             sys.exit(1)
         elif command == DIE:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -172,7 +177,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("behaviour", nargs="?", default="serves")
     parser.add_argument("--tokens-per-step", type=int, default=1)
-    for flag in ("--input", "--output", "--index"):
+    parser.add_argument("--index", type=int)
+    for flag in ("--input", "--output"):
         parser.add_argument(flag)
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -181,13 +187,14 @@ def main() -> None:
     if args.behaviour == "exits-early":
         print("cannot find the answer", file=sys.stderr)
         sys.exit(42)
-    core = FakeCore(args.behaviour, args.tokens_per_step, args.input, args.output)
+    core = FakeCore(args)
     if args.behaviour == "fails-to-load":
-        core.send(EngineFailed(0, "config.json: no such model"))
+        core.send(EngineFailed(args.index, "config.json: no such model"))
         sys.exit(1)
     if args.behaviour == "never-ready":
         time.sleep(60)
-    core.send(EngineReady(0, os.getpid(), {"max_model_len": 100_000, "executor": "fake", "vocab_size": 259}))
+    info = {"max_model_len": 100_000 + args.index, "executor": "fake", "vocab_size": 259}
+    core.send(EngineReady(args.index, os.getpid(), info))
     core.serve()
 
 
