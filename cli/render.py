@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rich import box
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-__all__ = ["Table", "bench_tables", "markdown", "number", "print_tables"]
+__all__ = ["Table", "bench_tables", "markdown", "number", "print_tables", "table_width"]
 
 UNSUPPORTED: Final = "†"
 SEPARATOR: Final = " · "
+COLUMN_GAP: Final = 3
+"""Cells between two columns on the terminal."""
 CONNECT_MS: Final = 1.0
 CONNECT_SHARE: Final = 0.01
 """A median time to connect above this, or above this share of TTFT, has a row of its own."""
@@ -23,12 +25,24 @@ CONNECT_SHARE: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns with their units in the header; cells are ready to print. `notes` stand below it."""
+    """Columns with their units in the header; cells are ready to print. `notes` stand below it.
+
+    Of more than two columns all but the first are numbers, set right, unless `text_columns` has their index. A line
+    break in a header breaks it on the terminal alone. `lead` has sentences that stand above the rows; a table without
+    columns is its sentences.
+    """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = field(default=())
+    lead: Sequence[str] = field(default=())
+    text_columns: Sequence[int] = field(default=())
+    groups: Sequence[tuple[str, int]] = field(default=())
+    """(name, how many columns), from the second column on; the name stands above them, in Markdown before each."""
+
+    def is_numeric(self, column: int) -> bool:
+        return column > 0 and len(self.columns) > 2 and column not in self.text_columns
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -213,21 +227,59 @@ def _shown(figures: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def print_tables(tables: Sequence[Table], console: Console) -> None:
     parts: list[RenderableType] = []
-    for table in tables:
+    for index, table in enumerate(tables):
         if table.title:
             parts.append(Text(_lines(table.title, console.width), style="bold"))
-        rich = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
-        for number_, column in enumerate(table.columns):
-            numeric = number_ > 0 and len(table.columns) > 2
-            rich.add_column(column, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
-        for row in table.rows:
-            rich.add_row(*map(Text, row))
-        parts += [rich, Text("")]
+        parts += map(Text, table.lead)
+        if table.groups:
+            parts.append(Text(_group_line(table)))
+        if table.columns:
+            parts.append(_rich_table(table))
+        parts.append(Text(""))
         for note in table.notes:
             parts.append(
                 Text(note, style="yellow" if note.startswith(("NOT VALID", "FAILED", "INTERRUPTED")) else "dim")
             )
+        if table.notes and index < len(tables) - 1:
+            parts.append(Text(""))
     console.print(Group(*parts), soft_wrap=False)
+
+
+def column_widths(table: Table) -> list[int]:
+    """Cells of each column on a terminal that is wide enough."""
+    columns = zip(table.columns, *table.rows, strict=True)
+    return [max(cell_len(line) for cell in column for line in cell.split("\n")) for column in columns]
+
+
+def table_width(table: Table) -> int:
+    """Cells that the table takes on a terminal."""
+    return sum(width + COLUMN_GAP for width in column_widths(table)) - COLUMN_GAP
+
+
+def _group_line(table: Table) -> str:
+    """The names of the groups, each where its first column begins."""
+    widths = column_widths(table)
+    line, column, at = "", 1, widths[0] + COLUMN_GAP
+    for name, columns in table.groups:
+        wide = sum(widths[column : column + columns]) + COLUMN_GAP * (columns - 1)
+        line = set_cell_size(line, at) + set_cell_size(name, min(wide, cell_len(name)))
+        column, at = column + columns, at + wide + COLUMN_GAP
+    return line
+
+
+def _grouped_headers(table: Table) -> list[str]:
+    names = [name for name, columns in table.groups for _ in range(columns)]
+    return [f"{name}: {header}" if name else header for name, header in zip(["", *names], table.columns, strict=True)]
+
+
+def _rich_table(table: Table) -> RichTable:
+    rich = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    for index, column in enumerate(table.columns):
+        numeric = table.is_numeric(index)
+        rich.add_column(Text(column), justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    for row in table.rows:
+        rich.add_row(*map(Text, row))
+    return rich
 
 
 def _lines(title: str, width: int) -> str:
@@ -247,11 +299,14 @@ def markdown(tables: Sequence[Table]) -> str:
     for table in tables:
         if table.title:
             lines += [f"**{_cell(table.title)}**", ""]
-        lines.append("| " + " | ".join(map(_cell, table.columns)) + " |")
-        numeric = len(table.columns) > 2
-        lines.append("|---|" + ("---:|" if numeric else "---|") * (len(table.columns) - 1))
-        lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in table.rows]
-        lines.append("")
+        for sentence in table.lead:
+            lines += [_cell(sentence), ""]
+        if table.columns:
+            headers = _grouped_headers(table) if table.groups else table.columns
+            lines.append("| " + " | ".join(map(_cell, headers)) + " |")
+            lines.append("|" + "".join("---:|" if table.is_numeric(i) else "---|" for i in range(len(table.columns))))
+            lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in table.rows]
+            lines.append("")
         lines += [f"- {_cell(note)}" for note in table.notes]
         if table.notes:
             lines.append("")
