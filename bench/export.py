@@ -1,4 +1,4 @@
-"""A summary in the formats of others: the JSON of `vllm bench serve --save-result`, and JUnit XML."""
+"""A summary in the formats of others: the JSON of `vllm bench serve --save-result`, and JUnit XML (`junit.py`)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 import time
 from collections.abc import Mapping
 from typing import Any
-from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 
+from atom.bench.junit import JunitCase, junit_xml
 from atom.bench.records import Outcome, RequestRecord, read_records
 from atom.bench.rundir import RunDirectory, Validity
 
@@ -98,30 +98,12 @@ def junit(summary: Mapping[str, Any]) -> str:
     """Checks and validity as JUnit XML: one test case per self-check, one for the requests, one for the evidence.
     What a valid run may have, failed requests within the threshold for instance, is no failure here either."""
     valid = summary["validity"] == Validity.VALID
-    name = f"atom bench {summary['title']}"
-    cases: list[tuple[str, str | None]] = [
-        (check["name"], check["detail"] if check["ok"] is False and not valid else None) for check in summary["checks"]
+    cases = [
+        JunitCase(check["name"], check["detail"] if check["ok"] is False and not valid else None)
+        for check in summary["checks"]
     ]
     errors = [f"{e['count']} × {e['class']}: {e['message']}" for e in summary["errors"]]
-    cases.append(("requests", None if valid else "\n".join(errors) or None))
-    cases.append(("evidence", None if valid else "\n".join(summary["reasons"]) or str(summary["validity"])))
-    values = quoteattr(_clean(json.dumps({name: figure["value"] for name, figure in summary["figures"].items()})))
-    lines = [
-        '<?xml version="1.0" encoding="UTF-8"?>',
-        f'<testsuite name={quoteattr(name)} tests="{len(cases)}" failures="{sum(bool(m) for _, m in cases)}">',
-        f'  <properties><property name="figures" value={values}/></properties>',
-    ]
-    for case, message in cases:
-        head = f"  <testcase classname={quoteattr(name)} name={quoteattr(case)}"
-        if message:
-            first = _clean(message.partition("\n")[0])
-            lines += [f"{head}>", f"    <failure message={quoteattr(first)}>{escape(_clean(message))}</failure>"]
-            lines.append("  </testcase>")
-        else:
-            lines.append(f"{head}/>")
-    return "\n".join([*lines, "</testsuite>", ""])
-
-
-def _clean(text: str) -> str:
-    """Without the characters that XML cannot hold: messages come from servers."""
-    return "".join(c for c in text if c in "\t\n\r" or (c >= " " and not "\ud800" <= c <= "\udfff" and c < "\ufffe"))
+    cases.append(JunitCase("requests", None if valid else "\n".join(errors) or None))
+    cases.append(JunitCase("evidence", None if valid else "\n".join(summary["reasons"]) or str(summary["validity"])))
+    figures = json.dumps({name: figure["value"] for name, figure in summary["figures"].items()})
+    return junit_xml(f"atom bench {summary['title']}", cases, {"figures": figures})
