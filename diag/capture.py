@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from atom.bench.rundir import JsonlWriter
+from atom.diag.health_probe import HealthProbe
 from atom.diag.metrics_scraper import PERIOD_S, MetricsScraper
 from atom.diag.process_sampler import ProcessSampler
 from atom.recipes.errors import RunError
@@ -49,6 +50,8 @@ class CaptureConfig:
     label: str | None = None
     roots: list[int] = field(default_factory=list)
     listeners: list[int] = field(default_factory=list)
+    trees: list[int] = field(default_factory=list)
+    health_url: str | None = None
     roles: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
@@ -87,14 +90,22 @@ def main() -> None:
     directory = Path(config.directory)
     stop = threading.Event()
     jobs: list[tuple[_Recorder, Callable[[_Recorder, threading.Event], None]]] = []
-    scrapers: list[MetricsScraper] = []
+    cuts: list[Callable[[], None]] = []
     for target in config.metrics:
         scraper = MetricsScraper(target.url, target.dialect, period_s=config.period_s)
-        scrapers.append(scraper)
+        cuts.append(scraper.cut)
         jobs.append((_Recorder(directory / f"metrics-{target.role}.jsonl"), scraper.run))
-    if config.label or config.roots or config.listeners:
+    if config.health_url is not None:
+        probe = HealthProbe(config.health_url)
+        cuts.append(probe.cut)
+        jobs.append((_Recorder(directory / "health.jsonl"), probe.run))
+    if config.label or config.roots or config.listeners or config.trees:
         sampler = ProcessSampler(
-            label=config.label, roots=config.roots, listeners=config.listeners, roles=Roles.from_dict(config.roles)
+            label=config.label,
+            roots=config.roots,
+            listeners=config.listeners,
+            trees=config.trees,
+            roles=Roles.from_dict(config.roles),
         )
         jobs.append((_Recorder(directory / "process.jsonl"), sampler.run))
     threads = [threading.Thread(target=run, args=(recorder, stop), daemon=True) for recorder, run in jobs]
@@ -105,8 +116,8 @@ def main() -> None:
     stop.set()
     for thread in threads:
         thread.join(_FINISH_S)
-    for scraper in scrapers:
-        scraper.cut()
+    for cut in cuts:
+        cut()
     for thread in threads:
         thread.join(_FINISH_S)
     report = {

@@ -19,6 +19,7 @@ from atom.recipes.processes import (
     all_pids,
     command_line,
     descendants,
+    executable_of,
     read_environment,
     read_stat,
 )
@@ -33,12 +34,22 @@ _MAX_COMMAND: Final = 1000
 
 
 class ProcessSampler:
-    def __init__(self, *, label: str | None, roots: Sequence[int], listeners: Sequence[int], roles: Roles) -> None:
+    def __init__(
+        self,
+        *,
+        label: str | None,
+        roots: Sequence[int],
+        listeners: Sequence[int],
+        roles: Roles,
+        trees: Sequence[int] = (),
+    ) -> None:
         self._label = label
         self._roots = tuple(roots)
         """Supervisors: their descendants count, they do not."""
         self._listeners = tuple(listeners)
         """Processes that count, with their descendants; `api` unless the roles say otherwise."""
+        self._trees = tuple(trees)
+        """Processes that count, with their descendants."""
         self._roles = roles
         self._looked: dict[tuple[int, int], int] = {}
         self._labelled: set[tuple[int, int]] = set()
@@ -71,6 +82,7 @@ class ProcessSampler:
             if identity not in self._known:
                 self._known.add(identity)
                 line |= {"start_ticks": stat.start_ticks, "command": command[:_MAX_COMMAND]}
+                line["exe"] = executable_of(stat.pid)
             yield line
         self._forget_the_dead()
 
@@ -80,8 +92,9 @@ class ProcessSampler:
 
     def _members(self) -> list[ProcessStat]:
         pids = {pid for root in self._roots for pid in descendants(root)}
-        for listener in self._listeners:
-            pids |= {listener, *descendants(listener)}
+        for top in (*self._listeners, *self._trees):
+            if top not in pids:
+                pids |= {top, *descendants(top)}
         if self._label is not None:
             pids |= self._labelled_pids(self._label)
         pids -= {*self._roots, os.getpid()}

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from atom.diag.metrics_scraper import ScrapeError, fetch
+from atom.diag.http_fetch import ScrapeError, fetch
 
 __all__ = ["ServerInfo", "server_info"]
 
@@ -20,6 +20,8 @@ class ServerInfo:
     max_model_len: int | None
     executor: str | None
     """`cpu`, `cuda`, `simulated`: only our engine tells, in /server_info."""
+    data_parallel_size: int | None = None
+    """Engines behind the one address; only our engine tells."""
     raw: dict[str, Any] = field(default_factory=dict)
 
 
@@ -31,8 +33,9 @@ def server_info(base_url: str) -> ServerInfo:
     model, length = first.get("id"), first.get("max_model_len")
     return ServerInfo(
         model=model if isinstance(model, str) else None,
-        max_model_len=length if isinstance(length, int) else None,
+        max_model_len=_integer(length),
         executor=_executor(raw["server_info"]),
+        data_parallel_size=_integer(raw["server_info"].get("data_parallel_size")),
         raw={key: value for key, value in raw.items() if value},
     )
 
@@ -43,6 +46,10 @@ def _executor(info: dict[str, Any]) -> str | None:
     engine = info.get("engine")
     executor = engine.get("executor") if isinstance(engine, dict) else None
     return executor if isinstance(executor, str) else None
+
+
+def _integer(value: Any) -> int | None:
+    return value if type(value) is int else None
 
 
 def _get(url: str) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""One measured session: start a recipe's server (or take a running one by its URL), capture, run a load, stop, seal.
+"""One measured session: start a recipe's server (or take a running one by its URL or pid), capture, run a load, stop,
+seal.
 
 `MeasuredSession(target, run_dir).run(load)` does all of it, in this order, and undoes what it started whatever happens.
-The load is any callable that takes a `ServerUnderTest` and returns what `bench/runner.py` returns. What the captures
-mean is `diag/server_figures.py`.
+The load is any callable that takes a `ServerUnderTest` and returns what `bench/runner.py` returns; `diag/observe.py` is
+the one that sends nothing. What the captures mean is `diag/server_figures.py`.
 """
 
 from __future__ import annotations
@@ -10,81 +11,32 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import threading
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import urlsplit
 
 from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.runner import LoadOutcome
 from atom.diag.capture import CaptureConfig, CaptureProcess, MetricsTarget
 from atom.diag.gc_injection import hook_environment, hook_python_path
-from atom.diag.gc_records import read_gc_records
+from atom.diag.hook_report import ACTION_START_FILE, HookReport
+from atom.diag.metrics_path import find_metrics, metrics_paths
 from atom.diag.redact import redact_arguments, redact_environment
 from atom.diag.server_figures import server_self_checks
 from atom.diag.server_info import server_info
-from atom.recipes.errors import RunError, ServerDiedError, UsageError
-from atom.recipes.health import probe_health
+from atom.diag.server_under_test import PidTarget, ServerUnderTest, UrlTarget, death_notice, watch
+from atom.recipes.errors import AtomError, UsageError
+from atom.recipes.known_servers import KNOWN_ROLES
 from atom.recipes.launcher import LaunchOptions, LaunchProgress, launch
-from atom.recipes.processes import listening_processes
-from atom.recipes.recipe import Metrics, MetricsDialect, Recipe, Roles
+from atom.recipes.listening import PortFinder, tree_listeners
+from atom.recipes.processes import arguments_of, descendants, listening_processes
+from atom.recipes.recipe import Metrics, Recipe, Roles
 from atom.recipes.server import Server, StopReport
 
-__all__ = ["MeasuredSession", "ServerUnderTest", "SessionResult", "UrlTarget"]
-
-DYING_S: Final = 10.0
-"""What a server that fails its health check may take to end."""
-KNOWN_ROLES: Final = Roles(
-    api=(r"atom\.engine\.server", r"vllm\.entrypoints", r"vllm serve", "VLLM::APIServer", r"sglang\.launch_server"),
-    core=(r"atom\.engine\.core_process", "VLLM::EngineCore", "sglang::scheduler"),
-    worker=("VLLM::Worker", r"atom\.engine\.worker"),
-)
-"""For servers that were not started from a recipe."""
+__all__ = ["MeasuredSession", "PidTarget", "ServerUnderTest", "SessionResult", "UrlTarget"]
 
 Judge = Callable[[LoadOutcome], tuple[Validity, Sequence[str]]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UrlTarget:
-    """A server that runs already."""
-
-    base_url: str
-    metrics: Metrics = field(default_factory=Metrics)
-    metrics_url: str | None = None
-    """None: `metrics.path` of `base_url`."""
-
-
-@dataclass(slots=True)
-class ServerUnderTest:
-    """What a load gets: where the server is, and word of its death."""
-
-    base_url: str
-    metrics_url: str
-    dialect: MetricsDialect
-    recipe: Recipe | None
-    server: Server | None
-    """None for a server that was running already."""
-    _on_death: list[Callable[[], None]] = field(default_factory=list)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def call_when_dead(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, on another thread, if the server dies during the load."""
-        with self._lock:
-            self._on_death.append(callback)
-        if self.server is not None and self.server.dead:
-            self.tell_death()
-
-    def forget_callbacks(self) -> None:
-        """The load is over: the server's end is no news any more."""
-        with self._lock:
-            self._on_death.clear()
-
-    def tell_death(self) -> None:
-        with self._lock:
-            callbacks, self._on_death = self._on_death, []
-        for callback in callbacks:
-            callback()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,15 +51,22 @@ class SessionResult:
 
 
 class MeasuredSession:
-    """One server, one load, one run directory. Use once."""
+    """One server, one load, one run directory. Use once.
+
+    `gc_hook`: record collections inside the server (a `UrlTarget` is only seen from outside). `gc_action`: what the
+    hook does to its collector when the load starts (`freeze`, `disable`, `threshold:…`). `health_probe`: ask `/health`
+    ten times a second.
+    """
 
     def __init__(
         self,
-        target: Recipe | UrlTarget,
+        target: Recipe | UrlTarget | PidTarget,
         run_dir: RunDirectory,
         *,
         options: LaunchOptions | None = None,
         gc_hook: bool = True,
+        gc_action: str | None = None,
+        health_probe: bool = True,
         on_progress: Callable[[LaunchProgress], None] | None = None,
         on_log: Callable[[str], None] | None = None,
         on_start: Callable[[Server], None] | None = None,
@@ -115,10 +74,14 @@ class MeasuredSession:
         self.target = target
         self.run_dir = run_dir
         self.options = options or LaunchOptions()
-        self.gc_hook = gc_hook and isinstance(target, Recipe)
+        self.gc_hook = gc_hook and not isinstance(target, UrlTarget)
+        self.gc_action = gc_action
+        self.health_probe = health_probe
         self._on_progress = on_progress
         self._on_log = on_log
         self._on_start = on_start
+        if gc_action is not None and not self.gc_hook:
+            raise UsageError(f"the what-if action {gc_action!r} needs the GC hook, which is not in this server")
 
     def run(self, load: Callable[[ServerUnderTest], LoadOutcome], judge: Judge | None = None) -> SessionResult:
         """Run the whole session. `judge` says what the load is worth as evidence; the session adds its own reasons.
@@ -139,81 +102,118 @@ class MeasuredSession:
         return result
 
     def _run(self, load: Callable[[ServerUnderTest], LoadOutcome], stack: contextlib.ExitStack) -> SessionResult:
+        self._hook = HookReport(self.run_dir, wanted=self.gc_hook, action=self.gc_action)
         server = self._start(stack)
         capture = CaptureProcess(self._capture_config(server))
         captured: dict[str, Any] = {}
+        over = threading.Event()
 
         def end_capture() -> None:
+            over.set()
             captured["files"], captured["reasons"] = capture.stop()
 
         stack.callback(end_capture)
-        if server.server is not None:
-            watcher = threading.Thread(target=_watch, args=(server,), name="atom-server-watch", daemon=True)
+        if isinstance(self.target, PidTarget) and self.gc_hook:
+            self._attach(self.target, stack)
+        if server.server is not None or server.pid is not None:
+            watcher = threading.Thread(target=watch, args=(server, over), name="atom-server-watch", daemon=True)
             watcher.start()
+        if self.gc_action is not None:
+            (self.run_dir.server / ACTION_START_FILE).touch()
         try:
             outcome = load(server)
         finally:
             server.forget_callbacks()
-        death = _death_notice(server, suspected=outcome.failed > 0)
-        stack.close()  # ends the capture, then the server
+        death = death_notice(server, suspected=outcome.failed > 0)
+        stack.close()  # takes the hook out where it was put in, ends the capture, then the server
         stop = server.server.stop() if server.server is not None else None
-        reasons = [*captured["reasons"], *self._server_reasons(stop), *server_self_checks(self.run_dir.server)]
+        reasons = [*captured["reasons"], *_log_reasons(stop), *self._hook.conclude(server.listeners)]
+        reasons += server_self_checks(self.run_dir.server)
         if death is not None:
             reasons.insert(0, death)
         self._record_end(captured, stop)
         return SessionResult(outcome=outcome, server=server, stop=stop, reasons=reasons, server_died=death is not None)
 
     def _start(self, stack: contextlib.ExitStack) -> ServerUnderTest:
-        if isinstance(self.target, UrlTarget):
-            under_test = _attach(self.target)
-            self.run_dir.write_run_json({"recipe": None, "server": {"base_url": under_test.base_url}})
-            return under_test
+        if isinstance(self.target, Recipe):
+            return self._launch(self.target, stack)
+        under_test = _by_url(self.target) if isinstance(self.target, UrlTarget) else _by_pid(self.target)
+        tried = _locate_metrics(under_test, self.target.metrics)
+        facts = {
+            "base_url": under_test.address,
+            "metrics_url": under_test.metrics_url,
+            "metrics_tried": tried,
+            "pid": under_test.pid,
+            "command": None if under_test.pid is None else redact_arguments(arguments_of(under_test.pid)),
+            "listeners": under_test.listeners,
+            "info": {} if under_test.address is None else server_info(under_test.address).raw,
+        }
+        self.run_dir.write_run_json({"recipe": None, "server": facts})
+        return under_test
+
+    def _launch(self, recipe: Recipe, stack: contextlib.ExitStack) -> ServerUnderTest:
         directory = self.run_dir.server
         options = replace(self.options, log_dir=directory)
         if self.gc_hook:
             options = replace(
                 options,
-                env={**options.env, **hook_environment(directory, self.target.roles)},
+                env={**options.env, **self._hook_environment(recipe.roles)},
                 python_path=[hook_python_path(), *options.python_path],
             )
         server = stack.enter_context(
-            launch(
-                self.target,
-                options,
-                on_progress=self._on_progress,
-                on_log=self._on_log,
-                on_start=self._on_start,
-            )
+            launch(recipe, options, on_progress=self._on_progress, on_log=self._on_log, on_start=self._on_start)
         )
-        self.run_dir.write_run_json({"recipe": _recipe_facts(self.target), "server": _server_facts(server)})
-        return ServerUnderTest(
-            base_url=server.base_url,
-            metrics_url=server.metrics_url,
-            dialect=self.target.metrics.dialect,
-            recipe=self.target,
+        listeners = [pid for one in tree_listeners(server.processes()) if one.port == server.port for pid in one.pids]
+        under_test = ServerUnderTest(
+            address=server.base_url,
+            metrics_url=None if recipe.metrics.port == "port" else server.metrics_url,
+            dialect=recipe.metrics.dialect,
+            recipe=recipe,
             server=server,
+            listeners=listeners,
         )
+        tried = _locate_metrics(under_test, recipe.metrics)
+        facts = _server_facts(server)
+        facts |= {"metrics_url": under_test.metrics_url, "metrics_tried": tried, "listeners": listeners}
+        self.run_dir.write_run_json({"recipe": _recipe_facts(recipe), "server": facts})
+        return under_test
+
+    def _hook_environment(self, roles: Roles) -> Mapping[str, str]:
+        directory = self.run_dir.server
+        if self.gc_action is None:
+            return hook_environment(directory, roles)
+        return hook_environment(directory, roles, action=self.gc_action)
+
+    def _attach(self, target: PidTarget, stack: contextlib.ExitStack) -> None:
+        """Put the hook into the running processes, and see to it that it is taken out again."""
+        from atom.diag.attach import attach, detach  # brings in what only attaching needs
+
+        directory = self.run_dir.server
+        stack.callback(detach, directory)
+        try:
+            attached = attach(target.pid, directory, KNOWN_ROLES, method=target.method, action=self.gc_action)
+        except UsageError:
+            raise
+        except (AtomError, OSError) as error:
+            self._hook.failed(str(error).partition("\n")[0])
+        else:
+            self._hook.attached(attached)
 
     def _capture_config(self, under_test: ServerUnderTest) -> CaptureConfig:
-        server = under_test.server
+        server, url = under_test.server, under_test.metrics_url
         roles = KNOWN_ROLES if under_test.recipe is None else under_test.recipe.roles
         return CaptureConfig(
             directory=str(self.run_dir.server.absolute()),
-            metrics=[MetricsTarget(url=under_test.metrics_url, dialect=under_test.dialect)],
+            metrics=[] if url is None else [MetricsTarget(url=url, dialect=under_test.dialect)],
+            health_url=f"{under_test.address}{_health_path(under_test)}"
+            if self.health_probe and under_test.address is not None
+            else None,
             label=None if server is None else server.label,
             roots=[] if server is None else [server.supervisor_pid],
-            listeners=_local_listeners(under_test.base_url) if server is None else [],
+            listeners=under_test.listeners,
+            trees=[] if under_test.pid is None else [under_test.pid],
             roles=roles.as_dict(),
         )
-
-    def _server_reasons(self, stop: StopReport | None) -> list[str]:
-        if stop is None:
-            return []
-        reasons = [f"server log incomplete: {stop.log_error}"] if stop.log_error else []
-        hooked = {process.role for process in read_gc_records(self.run_dir.server)}
-        if self.gc_hook and "api" not in hooked:
-            reasons.append("the GC hook did not load in the API process: no GC figures")
-        return reasons
 
     def _record_end(self, captured: dict[str, Any], stop: StopReport | None) -> None:
         facts: dict[str, Any] = {"capture": captured["files"]}
@@ -236,51 +236,49 @@ class MeasuredSession:
         return validity, [*reasons, *result.reasons]
 
 
-def _watch(under_test: ServerUnderTest) -> None:
-    """Tell the load when its server dies. Ends with the server, which the session stops."""
-    server = under_test.server
-    assert server is not None
-    server.wait_for_end()
-    under_test.tell_death()
-
-
-def _death_notice(under_test: ServerUnderTest, *, suspected: bool) -> str | None:
-    """How the server died, in one line; None if it lives. A server whose engine died answers with errors for a moment
-    before it ends, so when requests failed (`suspected`) one that fails its health check is given time to do so."""
-    server = under_test.server
-    if server is None:
-        return None
-    health = server.recipe.health
-    deadline = time.monotonic() + DYING_S
-    trouble: str | None = None
-    while suspected and not server.dead:
-        trouble = probe_health(server.host, server.ports[health.port], health.path, health.status)
-        if trouble is None or time.monotonic() > deadline:
-            break
-        server.wait_for_end(0.2)
-    if not server.dead:
-        return None if trouble is None else f"the server has stopped working: waited in vain for {trouble}"
-    try:
-        server.raise_if_dead()
-    except ServerDiedError as error:
-        return error.cause
-    except RunError as error:
-        return str(error).partition("\n")[0]
-    return None
-
-
-def _attach(target: UrlTarget) -> ServerUnderTest:
+def _by_url(target: UrlTarget) -> ServerUnderTest:
     parts = urlsplit(target.base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"--base-url must look like http://host:port, got {target.base_url!r}")
-    base = target.base_url.rstrip("/")
     return ServerUnderTest(
-        base_url=base,
-        metrics_url=target.metrics_url or f"{parts.scheme}://{parts.netloc}{target.metrics.path}",
+        address=target.base_url.rstrip("/"),
+        metrics_url=target.metrics_url,
         dialect=target.metrics.dialect,
         recipe=None,
         server=None,
+        listeners=_local_listeners(target.base_url),
     )
+
+
+def _by_pid(target: PidTarget) -> ServerUnderTest:
+    tree = [target.pid, *descendants(target.pid)]
+    address, listeners = target.base_url, list[int]()
+    if address is not None:
+        checked = _by_url(UrlTarget(base_url=address, metrics=target.metrics))
+        address = checked.address
+        listeners = [pid for pid in checked.listeners if pid in tree]
+    elif (found := PortFinder(KNOWN_ROLES, patience_s=0).look(tree)) is not None:
+        host = f"[{found.host}]" if ":" in found.host else found.host
+        address, listeners = f"http://{host}:{found.port}", list(found.pids)
+    return ServerUnderTest(
+        address=address,
+        metrics_url=target.metrics_url,
+        dialect=target.metrics.dialect,
+        recipe=None,
+        server=None,
+        pid=target.pid,
+        listeners=listeners or [target.pid],
+    )
+
+
+def _locate_metrics(under_test: ServerUnderTest, metrics: Metrics) -> list[dict[str, Any]]:
+    """Set where the metrics are, if that is not given; returns what was tried."""
+    if under_test.metrics_url is not None or under_test.address is None:
+        return []
+    parts = urlsplit(under_test.address)
+    place = find_metrics(f"{parts.scheme}://{parts.netloc}", metrics_paths(metrics))
+    under_test.metrics_url = place.url
+    return place.tried
 
 
 def _local_listeners(base_url: str) -> list[int]:
@@ -295,6 +293,15 @@ def _local_listeners(base_url: str) -> list[int]:
     return (listening_processes(port) or []) if local else []
 
 
+def _health_path(under_test: ServerUnderTest) -> str:
+    recipe = under_test.recipe
+    return recipe.health.path if recipe is not None and recipe.health.port == "port" else "/health"
+
+
+def _log_reasons(stop: StopReport | None) -> list[str]:
+    return [f"server log incomplete: {stop.log_error}"] if stop is not None and stop.log_error else []
+
+
 def _recipe_facts(recipe: Recipe) -> dict[str, Any]:
     return {
         "name": recipe.name,
@@ -307,7 +314,6 @@ def _recipe_facts(recipe: Recipe) -> dict[str, Any]:
 def _server_facts(server: Server) -> dict[str, Any]:
     return {
         "base_url": server.base_url,
-        "metrics_url": server.metrics_url,
         "command": redact_arguments(server.command),
         "env": redact_environment(server.env),
         "label": server.label,

@@ -9,12 +9,15 @@ __all__ = ["probe_health"]
 
 _TIMEOUT_S: Final = 5.0
 _MAX_BYTES: Final = 64 * 1024
+_NOT_READY: Final = (500, 502, 503, 504)
 
 
-def probe_health(host: str, port: int, path: str, status: int) -> str | None:
-    """None if GET `path` answers `status`; otherwise what is being waited for, in words."""
+def probe_health(host: str, port: int, path: str, status: int | None) -> str | None:
+    """None if GET `path` answers `status` (None: anything but 500, 502, 503, 504); otherwise what is being waited for,
+    in words."""
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    wanted = f"http://{address}:{port}{path} to answer {status}"
+    wanted = f"http://{f'[{address}]' if ':' in address else address}:{port}{path} to answer"
+    wanted += "" if status is None else f" {status}"
     connection = http.client.HTTPConnection(address, port, timeout=_TIMEOUT_S)
     try:
         connection.request("GET", path, headers={"Connection": "close"})
@@ -28,4 +31,5 @@ def probe_health(host: str, port: int, path: str, status: int) -> str | None:
         return f"{wanted} ({type(error).__name__})"
     finally:
         connection.close()
-    return None if response.status == status else f"{wanted} (it answers {response.status})"
+    fits = response.status not in _NOT_READY if status is None else response.status == status
+    return None if fits else f"{wanted} (it answers {response.status})"

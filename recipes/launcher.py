@@ -17,22 +17,26 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from atom.recipes.errors import RunError, ServerDiedError, UsageError
 from atom.recipes.health import probe_health
 from atom.recipes.hints import address_in_use
+from atom.recipes.listening import PortFinder, tree_listeners
 from atom.recipes.placeholders import Expansion, expand, resolve_variables, uses
 from atom.recipes.ports import free_port, read_port_file, refuse_taken_port
 from atom.recipes.processes import command_line, listening_processes
-from atom.recipes.recipe import Recipe
+from atom.recipes.recipe import Listens, Recipe
 from atom.recipes.scratch import Scratch, make_scratch
 from atom.recipes.server import Server, SupervisorLink
 from atom.recipes.spawn import import_root
 
 __all__ = ["LaunchOptions", "LaunchProgress", "launch"]
+
+_T = TypeVar("_T")
 
 _PORT_ATTEMPTS: Final = 3
 _FIRST_PROBE_S: Final = 0.05
@@ -132,17 +136,14 @@ class _Start:
     ports: dict[str, int]
     """By placeholder; `port` is 0 when the server chooses."""
     port_file: Path
+    finder: PortFinder | None
+    """For a server whose port must be found."""
 
 
 def _prepare_start(recipe: Recipe, options: LaunchOptions, variables: Mapping[str, str], scratch: Scratch) -> _Start:
     label = str(uuid.uuid4())
     ports = {name: port or free_port(options.host) for name, port in recipe.ports.items()}
-    if options.port:
-        if not recipe.exec:
-            refuse_taken_port(options.host, options.port)
-        ports["port"] = options.port
-    else:
-        ports["port"] = 0 if uses(recipe, "port_file") else free_port(options.host)
+    ports["port"] = _choose_port(recipe, options)
     port_file = scratch.path / "port"
     values: dict[str, str | None] = {
         "src": str(import_root()),
@@ -166,7 +167,26 @@ def _prepare_start(recipe: Recipe, options: LaunchOptions, variables: Mapping[st
         python_path=options.python_path,
         devices=options.devices,
     )
-    return _Start(label, expansion, ports, port_file)
+    finder = None
+    if recipe.listens is not None and not ports["port"]:
+        finder = PortFinder(recipe.roles, any_http=recipe.metrics.dialect == "auto")
+    return _Start(label, expansion, ports, port_file, finder)
+
+
+def _choose_port(recipe: Recipe, options: LaunchOptions) -> int:
+    """The server's port; 0 if it will tell, or be seen."""
+    listens = recipe.listens
+    named = listens.port if listens is not None and not uses(recipe, "port") else None
+    if named and options.port and options.port != named:
+        raise UsageError(f"--port {options.port}: the command itself names port {named}; give one of them")
+    port = options.port or named
+    if port:
+        if not recipe.exec and not (listens is not None and listens.elsewhere):
+            refuse_taken_port(options.host, port)
+        return port
+    if uses(recipe, "port_file") or (listens is not None and not uses(recipe, "port")):
+        return 0
+    return free_port(options.host)
 
 
 _SERVER_DEFAULTS: Final = {"SPT_NOENV": "1", "PYTHONUNBUFFERED": "1"}
@@ -219,7 +239,7 @@ def _wait_until_ready(
         if elapsed >= timeout_s:
             lines = "".join(f"\n    {line}" for line in server.last_lines(10))
             raise RunError(
-                f"server of recipe {server.recipe.name} was not ready after {timeout_s:g} s: still waiting for "
+                f"server of {server.recipe.title} was not ready after {timeout_s:g} s: still waiting for "
                 f"{waiting_for}; raise --ready-timeout, or see its log{server.log_note()}{lines}"
             )
         server.wait_for_event(min(pause, max(timeout_s - elapsed, 0.0)))
@@ -228,30 +248,56 @@ def _wait_until_ready(
 
 def _readiness_problem(server: Server, start: _Start) -> str | None:
     """What the server is not ready for yet; None when it is ready."""
-    if server.ports["port"] == 0:
+    recipe, listens = server.recipe, server.recipe.listens
+    if listens is not None:
+        _unless_dead(server, lambda: _locate(server, listens, start.finder))
+        if server.ports["port"] == 0:
+            return "one of its sockets to answer HTTP"
+    elif server.ports["port"] == 0:
         port = read_port_file(start.port_file)
         if port is None:
             return "it to write its port"
         server.ports["port"] = port
-    health = server.recipe.health
-    problem = _probe_unless_dead(server, server.ports[health.port])
-    if problem is None and not server.recipe.exec and not server.recipe.detached:
+    health = recipe.health
+    port = server.ports[health.port]
+    answer = _unless_dead(server, lambda: [probe_health(server.host, port, health.path, health.status)])
+    if answer is None:
+        return "it to answer"
+    elsewhere = recipe.exec or recipe.detached or (listens is not None and listens.elsewhere)
+    if answer[0] is None and not elsewhere:
         _refuse_stranger(server)
-    return problem
+    return answer[0]
 
 
-def _probe_unless_dead(server: Server, port: int) -> str | None:
-    """As `probe_health`, but a server that dies while something does not answer on its port is noticed at once."""
-    health = server.recipe.health
-    result: list[str | None] = []
+def _locate(server: Server, listens: Listens, finder: PortFinder | None) -> None:
+    """Set the address of a server that decides itself where it listens, as far as it can be seen."""
+    port = server.ports["port"]
+    if finder is not None and port == 0:
+        found = finder.look(server.processes())
+        if found is not None:
+            server.host, server.ports["port"] = found.host, found.port
+    elif listens.host is not None:
+        server.host = listens.host
+    elif not listens.elsewhere:
+        seen = [one for one in tree_listeners(server.processes()) if one.port == port]
+        if seen and all(one.host != "127.0.0.1" for one in seen):
+            server.host = seen[0].host
+
+
+def _unless_dead(server: Server, ask: Callable[[], _T]) -> _T | None:
+    """What `ask` returns; None if the server dies meanwhile, which is noticed at once although it does not answer."""
+    asked: Future[_T] = Future()
 
     def probe() -> None:
-        result.append(probe_health(server.host, port, health.path, health.status))
+        try:
+            asked.set_result(ask())
+        except BaseException as error:
+            asked.set_exception(error)
         server.wake()
 
     threading.Thread(target=probe, name="atom-health-probe", daemon=True).start()
-    server.wait_for_event(None, lambda: bool(result))
-    return result[0] if result else "it to answer"
+    server.wait_for_event(None, asked.done)
+    return asked.result() if asked.done() else None
 
 
 def _refuse_stranger(server: Server) -> None:
@@ -261,7 +307,7 @@ def _refuse_stranger(server: Server) -> None:
     if holders is not None and not set(holders) & set(server.processes()):
         raise RunError(
             f"port {port} is answered by pid {holders[0]} ({command_line(holders[0])[:80]}), which is not the server "
-            f"of recipe {server.recipe.name}; choose another --port"
+            f"of {server.recipe.title}; choose another --port"
         )
 
 

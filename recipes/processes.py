@@ -12,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterable, Iterator
+import socket
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -21,13 +23,18 @@ from typing import Final
 __all__ = [
     "LABEL_VARIABLE",
     "OWNER_VARIABLE",
+    "ListeningSocket",
     "OwnerState",
     "ProcessStat",
+    "arguments_of",
     "boot_id",
     "command_line",
     "descendants",
+    "executable_of",
+    "held_sockets",
     "labelled_processes",
     "listening_processes",
+    "listening_sockets",
     "owner_state",
     "process_token",
     "read_environment",
@@ -76,6 +83,8 @@ def read_stat(pid: int) -> ProcessStat | None:
     # The name may hold spaces and brackets; the fields after its last bracket are numbers (proc(5)).
     head, _, tail = text.rpartition(")")
     fields = tail.split()
+    if len(fields) < 22:
+        return None  # it ended while it was read
     return ProcessStat(
         pid=pid,
         comm=head.partition("(")[2],
@@ -102,13 +111,26 @@ def read_environment(pid: int) -> dict[str, str]:
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
 
-def command_line(pid: int) -> str:
-    """Arguments joined by spaces, or the title the process gave itself; empty if it is gone or a kernel thread."""
+def arguments_of(pid: int) -> list[str]:
+    """Its arguments, or one word with the title the process gave itself; empty if it is gone or a kernel thread."""
     try:
         raw = (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
-        return ""
-    return raw.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
+        return []
+    return [part.decode("utf-8", "replace") for part in raw.rstrip(b"\0").split(b"\0")] if raw else []
+
+
+def command_line(pid: int) -> str:
+    """Arguments joined by spaces, or the title the process gave itself; empty if it is gone or a kernel thread."""
+    return " ".join(arguments_of(pid))
+
+
+def executable_of(pid: int) -> str | None:
+    """The program it runs; None where that is not readable (gone, or another user's)."""
+    try:
+        return os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115 (a deleted file's name is no path)
+    except OSError:
+        return None
 
 
 def labelled_processes(label: str) -> list[int]:
@@ -216,36 +238,54 @@ def owner_state(token: str) -> OwnerState:
     return OwnerState.ALIVE if alive else OwnerState.GONE
 
 
-def listening_processes(port: int) -> list[int] | None:
-    """Pids that hold a listening TCP socket on `port`; None where this cannot be told (no such socket visible in this
-    network namespace, or its holder's descriptors are not readable)."""
-    inodes = set(_listening_inodes(port))
-    if not inodes:
-        return None
-    wanted = {f"socket:[{inode}]" for inode in inodes}
-    holders = [pid for pid in all_pids() if _holds(pid, wanted)]
-    return holders or None
+@dataclass(frozen=True, slots=True)
+class ListeningSocket:
+    """A TCP socket that takes connections, in this process's network namespace."""
+
+    host: str
+    """The address it is bound to: `0.0.0.0` and `::` are all of them."""
+    port: int
+    inode: str
 
 
-def _holds(pid: int, links: set[str]) -> bool:
-    try:
-        entries = list((_PROC / str(pid) / "fd").iterdir())
-    except OSError:
-        return False
-    for entry in entries:
-        with contextlib.suppress(OSError):
-            if str(entry.readlink()) in links:
-                return True
-    return False
-
-
-def _listening_inodes(port: int) -> Iterator[str]:
-    for table in ("tcp", "tcp6"):
+def listening_sockets() -> list[ListeningSocket]:
+    """All of this network namespace, IPv4 and IPv6."""
+    found = []
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         try:
             lines = (_PROC / "net" / table).read_text().splitlines()[1:]
         except OSError:
             continue
         for line in lines:
             fields = line.split()
-            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                yield fields[9]
+            if len(fields) < 10 or fields[3] != "0A":
+                continue
+            address, _, port = fields[1].rpartition(":")
+            # The kernel prints each 32-bit word of the address as this machine's number.
+            words = (int(address[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(address), 8))
+            found.append(ListeningSocket(socket.inet_ntop(family, b"".join(words)), int(port, 16), fields[9]))
+    return found
+
+
+def held_sockets(pid: int) -> set[str]:
+    """Inodes of the sockets a process holds; empty where its descriptors are not readable, or it is gone."""
+    try:
+        entries = list((_PROC / str(pid) / "fd").iterdir())
+    except OSError:
+        return set()
+    inodes = set()
+    for entry in entries:
+        with contextlib.suppress(OSError):
+            link = str(entry.readlink())
+            if link.startswith("socket:["):
+                inodes.add(link[8:-1])
+    return inodes
+
+
+def listening_processes(port: int) -> list[int] | None:
+    """Pids that hold a listening TCP socket on `port`; None where this cannot be told (no such socket visible in this
+    network namespace, or its holder's descriptors are not readable)."""
+    inodes = {one.inode for one in listening_sockets() if one.port == port}
+    if not inodes:
+        return None
+    return [pid for pid in all_pids() if held_sockets(pid) & inodes] or None

@@ -18,6 +18,7 @@ from atom.recipes.schema import FieldPath, RecipeDocument
 __all__ = [
     "RESERVED_PLACEHOLDERS",
     "Health",
+    "Listens",
     "Metrics",
     "MetricsDialect",
     "Recipe",
@@ -58,7 +59,8 @@ class Health:
     """The server is ready when GET `path` on `port` answers `status`."""
 
     path: str = "/health"
-    status: int = 200
+    status: int | None = 200
+    """None: anything but a server error; a server without such a path (404) is ready when it answers."""
     port: str = "port"
 
 
@@ -105,6 +107,18 @@ class Roles:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Listens:
+    """Where a command that is run unchanged listens."""
+
+    port: int | None = None
+    """Named in the command; None: found from the sockets of its processes."""
+    host: str | None = None
+    """Where to connect; None: from the socket's address, else 127.0.0.1."""
+    elsewhere: bool = False
+    """It may run in a container or on another machine: its sockets need not be those of its processes here."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """One way to start one kind of server. Strings may hold placeholders `{name}`; `{{` and `}}` are braces."""
 
@@ -133,6 +147,13 @@ class Recipe:
     roles: Roles = field(default_factory=Roles)
     disaggregated: bool = False
     """It has a `context` or `generation` part; the launcher refuses those."""
+    listens: Listens | None = None
+    """For a command that is run as it is: where it listens is up to the command."""
+
+    @property
+    def title(self) -> str:
+        """What to call it in a message."""
+        return f"recipe {self.name}" if self.listens is None else f"command `{self.name}`"
 
 
 def recipe_from_document(document: RecipeDocument) -> Recipe:

@@ -302,17 +302,17 @@ class Server:
         if not self.dead:
             return
         events = self._link.events
-        name = self.recipe.name
+        title = self.recipe.title
         if "exec_failed" in events:
             event = events["exec_failed"]
-            raise RunError(f"recipe {name}: cannot run {event['argv0']!r}: {event['message']}")
+            raise RunError(f"{title}: cannot run {event['argv0']!r}: {event['message']}")
         if "exited" in events:
             self._raise_died("server" if ready else "server, while starting,", events["exited"])
         if "prepare_failed" in events:
             event = events["prepare_failed"]
             self._raise_died(f"command prepare[{event['index']}]", event)
         error = self._link.supervisor_error()
-        raise ServerDiedError(f"the supervisor of recipe {name} ended unexpectedly{': ' + error if error else ''}")
+        raise ServerDiedError(f"the supervisor of {title} ended unexpectedly{': ' + error if error else ''}")
 
     def _raise_died(self, what: str, event: dict[str, Any]) -> None:
         seconds = (time.monotonic_ns() - self.started_ns) / 1e9
@@ -321,7 +321,7 @@ class Server:
         shown = "".join(f"\n    {line[:300]}" for line in lines) if lines else " (it wrote nothing)"
         status = describe_status(event["status"])
         raise ServerDiedError(
-            f"{what} of recipe {self.recipe.name} died with {status} after {seconds:.1f} s"
+            f"{what} of {self.recipe.title} died with {status} after {seconds:.1f} s"
             f"{': ' + hint if hint else ''}; last lines of its log{self.log_note()}:{shown}",
             event["status"],
             cause=_cause(what, status, hint, event["tail"]),

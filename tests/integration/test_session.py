@@ -19,7 +19,7 @@ from atom.bench.rundir import RunDirectory, Validity, read_jsonl
 from atom.bench.runner import LoadOutcome
 from atom.diag.capture import CaptureConfig, CaptureProcess, MetricsTarget
 from atom.diag.gc_records import read_gc_records
-from atom.diag.metrics_scraper import ScrapeError, fetch
+from atom.diag.http_fetch import ScrapeError, fetch
 from atom.diag.server_figures import server_figures
 from atom.diag.session import MeasuredSession, ServerUnderTest, UrlTarget
 from atom.recipes.errors import ServerDiedError

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from atom.diag.dialects import VALUE_NAMES
-from atom.diag.metrics_scraper import MetricsScraper, ScrapeError, fetch
+from atom.diag.http_fetch import ScrapeError, fetch
+from atom.diag.metrics_scraper import MetricsScraper
 from atom.recipes.errors import UsageError
 
 BODY = b'# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3\nother{a="b"} 1\n'
