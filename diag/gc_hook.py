@@ -1,7 +1,8 @@
 """Records what the garbage collector does in a process that knows nothing of it. Standard library only, Python 3.8 on.
 
-Loaded by `diag/gc_inject/sitecustomize.py` into a server and each of its children when `ATOM_GC_HOOK_DIR` is set;
-`diag/gc_injection.py` makes that environment. Reading the files is `diag/gc_records.py`.
+Loaded by `diag/gc_inject/sitecustomize.py` into a server and each of its children when `ATOM_GC_HOOK_DIR` is set
+(`diag/gc_injection.py` makes that environment), or by `diag/attach.py` into a server that is running. Reading the files
+is `diag/gc_records.py`.
 
 The callback runs twice per collection, in whatever thread triggered it, with the collector's own lock held. So it only
 stores integers into preallocated slots (a short list, faster than an array; the ring is an array, which the collector
@@ -9,16 +10,22 @@ does not walk): it makes no container that the collector tracks, and no system c
 thread drains the ring twice a second and writes; it also writes running totals, so that `kill -9` loses at most
 two seconds. A pass over old objects is one record; younger passes are counted and summed.
 
-File: `<dir>/gc-<role>-<pid>.jsonl`, opened at the first record so that short-lived helpers leave none; renamed when the
-process's role becomes known (a title set after start). Lines: `hook` (what collects here, once), `pass`, `totals`.
-All times are nanoseconds of CLOCK_MONOTONIC.
+The thread is a raw one and nothing here takes a lock of `threading`: the hook may be installed while the server's main
+thread holds any of them.
+
+Files in the hook's directory: `gc-<role>-<pid>.jsonl`, opened at the first record so that short-lived helpers leave
+none; renamed when the process's role becomes known (a title set after start). Lines: `hook` (what collects here, once),
+`pass`, `totals`, `end`. `gc-action-start`, made by the session, starts the what-if action. `gc-hook-stop` makes every
+hook undo its action and remove itself. `gc-hook-owner` is locked by whoever attached; a hook that was attached removes
+itself when the lock is gone. All times are nanoseconds of CLOCK_MONOTONIC.
 """
 
 # Runs in every interpreter of a foreign server: pathlib's import would cost more than the rest of this file.
-# ruff: noqa: PTH104, PTH118
+# ruff: noqa: PTH104, PTH110, PTH112, PTH118
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import gc
@@ -26,35 +33,56 @@ import json
 import os
 import re
 import sys
-import threading
 import time
 from array import array
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["GcHook", "collector_kind", "install_from_environment", "old_generations"]
+__all__ = [
+    "GcHook",
+    "check_action",
+    "collector_kind",
+    "install",
+    "install_attached",
+    "install_from_environment",
+    "old_generations",
+]
+
+INTERFACE = 1
+"""Changes when what `diag/attach.py` calls here does; an older module found in a process is then left alone."""
 
 DIRECTORY_VARIABLE = "ATOM_GC_HOOK_DIR"
 ROLES_VARIABLE = "ATOM_GC_HOOK_ROLES"
+ACTION_VARIABLE = "ATOM_GC_HOOK_ACTION"
+ACTION_FILE = "gc-action-start"
+STOP_FILE = "gc-hook-stop"
+OWNER_FILE = "gc-hook-owner"
 
 SCHEMA_VERSION = "1.0"
 DRAIN_EVERY_S = 0.5
 TOTALS_EVERY_S = 2.0
+LOOK_AROUND_EVERY_S = 10.0
+"""How often it is looked whether the directory and the owner are still there."""
 QUIET_START_S = 1.0
 """A process of no known role that ends sooner, and had no pass over old objects, leaves no file."""
+MAX_FILE_BYTES = 256 << 20
+"""Beyond this, passes are counted as dropped and only totals are written."""
+FREEZE_EVERY_S = 10.0
 
 _RING = 4096
 _WIDTH = 5
 """start, stop, generation, collected, uncollectable"""
+_PASS_LINE = '{{"type":"pass","start_ns":{},"stop_ns":{},"generation":{},"collected":{},"uncollectable":{}}}\n'
 
 # Slots of the state array.
-_START, _HEAD, _TAIL, _DROPPED = 0, 1, 2, 3
+_START, _HEAD, _TAIL, _DROPPED = 0, 1, 2, 3  # _START: 0 between collections
 _YOUNG_COUNT, _YOUNG_NS, _YOUNG_MAX, _YOUNG_COLLECTED = 4, 5, 6, 7
 _OLD_COUNT, _OLD_NS, _OLD_MAX, _OLD_COLLECTED, _OLD_UNCOLLECTABLE = 8, 9, 10, 11, 12
 _BY_GENERATION = 13  # three slots
-_SLOTS = 16
+_DRAINER, _DRAINER_NS = 16, 17  # the drain thread's id, and the pauses that fell into it: not the hook's own time
+_SLOTS = 18
 
 
 def collector_kind() -> str:
@@ -75,16 +103,130 @@ def old_generations(kind: str) -> list[int]:
     return {"generational": [2], "incremental": [1, 2], "free-threaded": [0, 1, 2]}[kind]
 
 
-class GcHook:
-    """Times the collections of this process and records them under `directory`."""
+# ---- what-if actions -------------------------------------------------------------------------------------------------
 
-    def __init__(self, directory: str, roles: dict[str, list[str]]) -> None:
+
+def check_action(text: str) -> str:
+    """The action, without surrounding blanks; ValueError if it is none.
+
+    `freeze` (`gc.freeze()` at the start and every 10 s), `freeze:SECONDS`, `disable`, `threshold:A[,B[,C]]`.
+    """
+    text = text.strip()
+    _parse_action(text)
+    return text
+
+
+def _parse_action(text: str) -> tuple[str, Sequence[float]]:
+    name, given, words = text.partition(":")
+    if name == "disable" and not given:
+        return name, ()
+    if name == "freeze":
+        if not given:
+            return name, (FREEZE_EVERY_S,)
+        if re.fullmatch(r"[0-9]+(\.[0-9]+)?", words) and float(words) >= DRAIN_EVERY_S:
+            return name, (float(words),)
+        raise ValueError(f"{text!r}: freeze takes the seconds between two freezes, at least {DRAIN_EVERY_S}: freeze:10")
+    if name == "threshold":
+        if re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9}){0,2}", words) and int(words.partition(",")[0]) > 0:
+            return name, [int(word) for word in words.split(",")]
+        raise ValueError(
+            f"{text!r}: threshold takes one to three whole numbers, the first above 0: threshold:700,10,10"
+        )
+    raise ValueError(f"{text!r} is none of freeze, freeze:SECONDS, disable, threshold:A,B,C")
+
+
+class _Action:
+    """One what-if action and how to undo it. A forked child inherits both."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.name, self.words = _parse_action(text)
+        self.started = False
+        self.next_freeze = 0.0
+
+    def start(self) -> None:
+        self.started = True
+        self.was_enabled = gc.isenabled()
+        self.thresholds = gc.get_threshold()
+        self.was_frozen = _freeze_count()
+        if self.name == "disable":
+            gc.disable()
+        elif self.name == "threshold":
+            gc.set_threshold(*[int(word) for word in self.words])
+
+    def step(self) -> None:
+        if self.name == "freeze" and time.monotonic() >= self.next_freeze:
+            gc.freeze()
+            self.next_freeze = time.monotonic() + self.words[0]
+
+    def undo(self) -> None:
+        if not self.started:
+            return
+        self.started = False
+        if self.name == "disable" and self.was_enabled:
+            gc.enable()
+        elif self.name == "threshold":
+            gc.set_threshold(*self.thresholds)
+        elif self.name == "freeze" and not self.was_frozen:
+            gc.unfreeze()  # where the server had frozen objects itself, they cannot be told from ours: all stay frozen
+
+
+def _freeze_count() -> int | None:
+    return gc.get_freeze_count() if hasattr(gc, "get_freeze_count") else None
+
+
+# ---- the hook --------------------------------------------------------------------------------------------------------
+
+
+class _Drainer:
+    """One life of the drain thread: from the start, or a fork, to the next fork or the end."""
+
+    def __init__(self) -> None:
+        self.wake = _thread.allocate_lock()
+        self.wake.acquire()
+        self.done = _thread.allocate_lock()
+        self.done.acquire()
+        self.native_id = 0
+        self.finish = False
+        """Whether to write the last totals on waking."""
+
+    def end(self, finish: bool, timeout_s: float) -> bool:
+        """Ask the thread to end; False if it did not (a file system that hangs). Never called by the thread itself."""
+        self.finish = finish
+        self.wake.release()
+        if not self.done.acquire(timeout=timeout_s):
+            return False
+        # It still has to leave the kernel: CPython 3.12 counts threads in /proc when it warns about a fork.
+        task = f"/proc/self/task/{self.native_id}"
+        deadline = time.monotonic() + 0.02
+        while os.path.exists(task) and time.monotonic() < deadline:
+            time.sleep(0.0001)
+        return True
+
+
+class GcHook:
+    """Times the collections of this process and records them under `directory`.
+
+    `roles`: role to regular expressions on the command line, the most specific role first. `action`: see
+    `check_action`. `attached`: removes itself when `gc-hook-owner` is no longer locked.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        roles: Mapping[str, Sequence[str]],
+        action: str | None = None,
+        attached: bool = False,
+    ) -> None:
         self.directory = directory
         self.roles = {role: [re.compile(pattern) for pattern in patterns] for role, patterns in roles.items()}
+        self.action = _Action(action) if action else None
+        self.attached = attached
         self.kind = collector_kind()
         self.old_from = old_generations(self.kind)[0]
         self._reset()
-        self.callback = self._make_callback()
+        self.callback = self._make_callback(self.state, self.ring)
+        self.callback_ns = self._measure_callback()
 
     def _reset(self) -> None:
         self.pid = os.getpid()
@@ -92,16 +234,24 @@ class GcHook:
         self.state = [0] * _SLOTS
         self.ring = array("q", bytes(8 * _RING * _WIDTH))
         self.fd = -1
+        self.written = 0
+        self.overflowed = 0
+        """Passes not written because the file is full."""
         self.path: str | None = None
         self.role = "other"
+        self.command = ""
         self.failed = False
         self.closed = False
-        self.wake = threading.Event()
-        self.draining = threading.Lock()
+        self.drainer: _Drainer | None = None
+        self.draining = _thread.allocate_lock()
+        self.ended_cpu_ns = 0
+        """CPU time of drain threads that have ended."""
+        self.frozen: int | None = None
+        self.next_freeze_count = 0.0
 
-    def _make_callback(self) -> Callable[[str, dict[str, int]], None]:
+    def _make_callback(self, state: list[int], ring: array[int]) -> Callable[[str, dict[str, int]], None]:
         """The function for `gc.callbacks`. Names are bound here once: a lookup on `self` would cost on every pass."""
-        state, ring, now, old_from = self.state, self.ring, time.monotonic_ns, self.old_from
+        now, thread, old_from = time.monotonic_ns, _thread.get_ident, self.old_from
 
         def on_collection(phase: str, info: dict[str, int]) -> None:
             if phase == "start":
@@ -109,15 +259,20 @@ class GcHook:
                 return
             stop = now()
             start = state[_START]
+            if not start:  # installed while this collection ran
+                return
             pause = stop - start
             generation = info["generation"]
             state[_BY_GENERATION + generation] += 1
+            if thread() == state[_DRAINER]:
+                state[_DRAINER_NS] += pause
             if generation < old_from:
                 state[_YOUNG_COUNT] += 1
                 state[_YOUNG_NS] += pause
                 state[_YOUNG_COLLECTED] += info["collected"]
                 if pause > state[_YOUNG_MAX]:
                     state[_YOUNG_MAX] = pause
+                state[_START] = 0
                 return
             state[_OLD_COUNT] += 1
             state[_OLD_NS] += pause
@@ -128,6 +283,7 @@ class GcHook:
             head = state[_HEAD]
             if head - state[_TAIL] >= _RING:
                 state[_DROPPED] += 1
+                state[_START] = 0
                 return
             at = (head % _RING) * _WIDTH
             ring[at] = start
@@ -135,155 +291,312 @@ class GcHook:
             ring[at + 2] = generation
             ring[at + 3] = info["collected"]
             ring[at + 4] = info["uncollectable"]
-            state[_HEAD] = head + 1  # last, so that the drain never sees half a record
+            state[_HEAD] = head + 1  # after the record, so that the drain never sees half of one
+            state[_START] = 0  # last: a copy of the state that has 0 here is of one moment
 
         return on_collection
+
+    def _measure_callback(self) -> int:
+        """Nanoseconds that both calls of one collection take, with the dictionaries that CPython makes for them.
+
+        On scratch slots; the median of a few batches, so that being preempted in one does not count.
+        """
+        batches, calls = 5, 50
+        ring = array("q", bytes(8 * batches * calls * _WIDTH))
+        callback = self._make_callback([0] * _SLOTS, ring)
+        taken = []
+        for _ in range(batches):
+            start = time.perf_counter_ns()
+            for _ in range(calls):
+                callback("start", {"generation": 2, "collected": 0, "uncollectable": 0})
+                callback("stop", {"generation": 2, "collected": 1, "uncollectable": 0})
+            taken.append((time.perf_counter_ns() - start) // calls)
+        return sorted(taken)[batches // 2]
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
     def install(self) -> None:
         gc.callbacks.append(self.callback)
         atexit.register(self.close)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(
-                before=self._before_fork,
-                after_in_parent=self._after_fork_in_parent,
-                after_in_child=self._after_fork_in_child,
-            )
+        _watch_forks()
+        _HOOKS.append(self)
         self._start_thread()
 
     def _start_thread(self) -> None:
-        self.thread = threading.Thread(target=self._drain_for_ever, name="atom-gc-hook", daemon=True)
-        # While the interpreter ends no thread can start; close() still writes the totals.
+        drainer = _Drainer()
+        # Where no thread can start (a limit, or the interpreter ends), close() still writes the totals.
         with contextlib.suppress(RuntimeError):
-            self.thread.start()
+            _thread.start_new_thread(self._drain_for_ever, (drainer,))
+            self.drainer = drainer
 
-    def _before_fork(self) -> None:
+    def before_fork(self) -> None:
         """Our thread does not count as the one that makes fork unsafe (CPython 3.12 warns about threads)."""
-        self.wake.set()
-        if self.thread.is_alive() and self.thread is not threading.current_thread():
-            self.thread.join()
+        drainer, self.drainer = self.drainer, None
+        if drainer is not None:
+            drainer.end(finish=False, timeout_s=1.0)
 
-    def _after_fork_in_parent(self) -> None:
-        if not self.closed:
-            self.wake.clear()
+    def after_fork_in_parent(self) -> None:
+        if not self.closed and self.drainer is None:
             self._start_thread()
 
-    def _after_fork_in_child(self) -> None:
+    def after_fork_in_child(self) -> None:
         """The child starts from nothing: its own counters, file and thread. The parent's file stays the parent's."""
-        if self.callback not in gc.callbacks:
+        if self.closed or self.callback not in gc.callbacks:
             return
         gc.callbacks.remove(self.callback)
         if self.fd >= 0:
             os.close(self.fd)
         self._reset()
-        self.callback = self._make_callback()
+        self.callback = self._make_callback(self.state, self.ring)
         gc.callbacks.append(self.callback)
         self._start_thread()
 
-    def _drain_for_ever(self) -> None:
-        wake, pid = self.wake, self.pid
-        next_totals = time.monotonic() + TOTALS_EVERY_S
-        while not wake.wait(DRAIN_EVERY_S) and pid == os.getpid():
-            due = time.monotonic() >= next_totals
-            self.drain(totals=due)
-            if due:
-                next_totals = time.monotonic() + TOTALS_EVERY_S
-
     def close(self) -> None:
         """Write what is left; at exit. Runs in the process that installed the hook or was forked from it."""
-        self.closed = True
-        self.wake.set()
-        short = time.monotonic_ns() - self.installed_ns < QUIET_START_S * 1e9
-        if short and not self.state[_OLD_COUNT] and self.fd < 0 and self._role_of(_command_line()) == "other":
+        if self.closed:
             return
-        self.drain(totals=True)
+        self.closed = True
+        drainer, self.drainer = self.drainer, None
+        if drainer is None:
+            self._finish("exit")
+        else:
+            drainer.end(finish=True, timeout_s=2.0)
+
+    def _drain_for_ever(self, drainer: _Drainer) -> None:
+        state, wake = self.state, drainer.wake
+        drainer.native_id = getattr(_thread, "get_native_id", int)()
+        state[_DRAINER] = _thread.get_ident()
+        next_totals = time.monotonic() + TOTALS_EVERY_S
+        next_look = time.monotonic() + LOOK_AROUND_EVERY_S
+        try:
+            while not wake.acquire(timeout=DRAIN_EVERY_S):
+                now = time.monotonic()
+                if os.path.exists(os.path.join(self.directory, STOP_FILE)):
+                    self._remove("stopped")
+                    return
+                if now >= next_look:
+                    next_look = now + LOOK_AROUND_EVERY_S
+                    if self._abandoned():
+                        self._remove("abandoned")
+                        return
+                self._act()
+                self.drain(totals=now >= next_totals)
+                if now >= next_totals:
+                    next_totals = now + TOTALS_EVERY_S
+            if drainer.finish:
+                self._finish("exit")
+        except Exception as error:  # never the server's problem
+            self.failed = True
+            with contextlib.suppress(Exception):
+                sys.stderr.write(f"atom: the GC hook stopped recording: {error!r}\n")
+        finally:
+            self.ended_cpu_ns += time.thread_time_ns()
+            state[_DRAINER] = 0
+            drainer.done.release()
+
+    def _act(self) -> None:
+        action = self.action
+        if action is None:
+            return
+        if not action.started and os.path.exists(os.path.join(self.directory, ACTION_FILE)):
+            action.start()
+        if action.started:
+            action.step()
+
+    def _abandoned(self) -> bool:
+        """Nobody will read this: the directory was deleted, or whoever attached is gone without detaching."""
+        if not os.path.isdir(self.directory):
+            return True
+        if not self.attached:
+            return False
+        import fcntl
+
+        try:
+            fd = os.open(os.path.join(self.directory, OWNER_FILE), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:  # locked by its owner, or a file system without locks
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def _remove(self, reason: str) -> None:
+        """Leave the process as it was. Runs in the drain thread."""
+        self.closed = True
+        self.drainer = None
+        if self.action is not None:
+            self.action.undo()
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self.callback)
+        atexit.unregister(self.close)
+        with contextlib.suppress(ValueError):
+            _HOOKS.remove(self)
+        self._finish(reason)
+
+    def _finish(self, reason: str) -> None:
+        state = self.state
+        short = time.monotonic_ns() - self.installed_ns < QUIET_START_S * 1e9
+        if short and not state[_OLD_COUNT] and self.fd < 0 and self._role_of(_command_line()) == "other":
+            return
+        self.drain(totals=True, last=True)
+        self._write_record({"type": "end", "t_ns": time.monotonic_ns(), "reason": reason})
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
     # ---- writing -------------------------------------------------------------------------------------------------
 
-    def drain(self, totals: bool) -> None:
-        with self.draining:
-            state = self.state
-            tail, head = state[_TAIL], state[_HEAD]
-            if head > tail or totals:
+    def drain(self, totals: bool, last: bool = False) -> None:
+        """Write the passes since the last drain and, if asked, the totals of the same moment."""
+        if not self.draining.acquire(timeout=2.0):
+            return  # somebody is stuck in a write: not us as well
+        try:
+            t_ns, snapshot = self._snapshot(whatever=last)
+            if snapshot is None:  # a collection is under way: half of its numbers would not add up with the rest
+                return
+            if snapshot[_HEAD] > snapshot[_TAIL] or totals:
                 self._open()
-            while tail < head:
-                at = (tail % _RING) * _WIDTH
-                start, stop, generation, collected, uncollectable = self.ring[at : at + _WIDTH]
-                state[_TAIL] = tail = tail + 1
-                self._write_line(
-                    {
-                        "type": "pass",
-                        "start_ns": start,
-                        "stop_ns": stop,
-                        "generation": generation,
-                        "collected": collected,
-                        "uncollectable": uncollectable,
-                    }
-                )
+            self._write_passes(snapshot[_TAIL], snapshot[_HEAD])
             if totals:
-                self._write_totals()
+                self._rename_to_role()
+                self._write_record(self._totals(t_ns, snapshot))
+        finally:
+            self.draining.release()
 
-    def _write_totals(self) -> None:
-        state = self.state
-        self._rename_to_role()
-        self._write_line(
-            {
-                "type": "totals",
-                "t_ns": time.monotonic_ns(),
-                "recorded": state[_TAIL],
-                "dropped": state[_DROPPED],
-                "old_passes": state[_OLD_COUNT],
-                "old_ns": state[_OLD_NS],
-                "old_max_ns": state[_OLD_MAX],
-                "old_collected": state[_OLD_COLLECTED],
-                "old_uncollectable": state[_OLD_UNCOLLECTABLE],
-                "young_passes": state[_YOUNG_COUNT],
-                "young_ns": state[_YOUNG_NS],
-                "young_max_ns": state[_YOUNG_MAX],
-                "young_collected": state[_YOUNG_COLLECTED],
-                "passes_by_generation": list(state[_BY_GENERATION : _BY_GENERATION + 3]),
-                "frozen": gc.get_freeze_count(),
-            }
-        )
+    def _snapshot(self, whatever: bool) -> tuple[int, list[int] | None]:
+        """A copy of the slots of one moment, and the time just before it."""
+        t_ns = 0
+        for _ in range(1 if whatever else 50):
+            t_ns = time.monotonic_ns()
+            snapshot = self.state[:]
+            if whatever or not snapshot[_START]:
+                return t_ns, snapshot
+            time.sleep(0.001)
+        return t_ns, None
+
+    def _write_passes(self, tail: int, head: int) -> None:
+        lines = []
+        while tail < head:
+            at = (tail % _RING) * _WIDTH
+            lines.append(_PASS_LINE.format(*self.ring[at : at + _WIDTH]))
+            tail += 1
+            if len(lines) == 256 or tail == head:
+                if self.written > MAX_FILE_BYTES:
+                    self.overflowed += len(lines)
+                else:
+                    self._write("".join(lines))
+                lines.clear()
+                self.state[_TAIL] = tail
+
+    def _totals(self, t_ns: int, state: list[int]) -> dict[str, object]:
+        action = self.action
+        return {
+            "type": "totals",
+            "t_ns": t_ns,
+            "recorded": state[_HEAD] - self.overflowed,
+            "dropped": state[_DROPPED] + self.overflowed,
+            "old_passes": state[_OLD_COUNT],
+            "old_ns": state[_OLD_NS],
+            "old_max_ns": state[_OLD_MAX],
+            "old_collected": state[_OLD_COLLECTED],
+            "old_uncollectable": state[_OLD_UNCOLLECTABLE],
+            "young_passes": state[_YOUNG_COUNT],
+            "young_ns": state[_YOUNG_NS],
+            "young_max_ns": state[_YOUNG_MAX],
+            "young_collected": state[_YOUNG_COLLECTED],
+            "passes_by_generation": state[_BY_GENERATION : _BY_GENERATION + 3],
+            "frozen": self._frozen(),
+            "thresholds": list(gc.get_threshold()),
+            "enabled": gc.isenabled(),
+            "action": action.text if action is not None and action.started else None,
+            "hook_cpu_ns": self._cpu_ns(state),
+        }
+
+    def _frozen(self) -> int | None:
+        """Counting walks all frozen objects with the interpreter stopped (14 ms for a million): at most 0.05% of the
+        time goes into it."""
+        now = time.monotonic()
+        if now >= self.next_freeze_count:
+            start = time.perf_counter()
+            self.frozen = _freeze_count()
+            self.next_freeze_count = now + 2000.0 * (time.perf_counter() - start)
+        return self.frozen
+
+    def _cpu_ns(self, state: list[int]) -> int:
+        """CPU time of the hook since it was installed: its threads, and the callbacks at their measured cost."""
+        own = self.ended_cpu_ns - state[_DRAINER_NS]
+        if _thread.get_ident() == state[_DRAINER]:
+            own += time.thread_time_ns()
+        return max(own, 0) + sum(state[_BY_GENERATION : _BY_GENERATION + 3]) * self.callback_ns
 
     def _open(self) -> None:
         if self.fd >= 0 or self.failed:
             return
-        command = _command_line()
-        self.role = self._role_of(command)
-        self.path = os.path.join(self.directory, f"gc-{self.role}-{self.pid}.jsonl")
+        self.command = _command_line()
+        self.role = self._role_of(self.command)
+        start_ticks = _start_ticks()
+        identity = f'"pid":{self.pid},"start_ticks":{"null" if start_ticks is None else start_ticks},'
         try:
-            self.fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self.path, self.fd = self._create(self.role, identity)
+            self.written = os.fstat(self.fd).st_size
         except OSError:
             self.failed = True
             return
-        header = {
-            "type": "hook",
-            "schema_version": SCHEMA_VERSION,
-            "pid": self.pid,
-            "ppid": os.getppid(),
-            "role": self.role,
-            "command": command[:2000],
-            "installed_ns": self.installed_ns,
-            "boot_id": _boot_id(),
-            "python": sys.version.split()[0],
-            "implementation": sys.implementation.name,
-            "collector": self.kind,
-            "old_generations": old_generations(self.kind),
-            "thresholds": list(gc.get_threshold()),
-            "enabled": gc.isenabled(),
-        }
-        self._write_line(header)
+        self._write_record(
+            {
+                "type": "hook",
+                "schema_version": SCHEMA_VERSION,
+                "pid": self.pid,
+                "start_ticks": start_ticks,
+                "ppid": os.getppid(),
+                "role": self.role,
+                "installed_ns": self.installed_ns,
+                "boot_id": _boot_id(),
+                "python": sys.version.split()[0],
+                "implementation": sys.implementation.name,
+                "collector": self.kind,
+                "old_generations": old_generations(self.kind),
+                "thresholds": list(gc.get_threshold()),
+                "enabled": gc.isenabled(),
+                "attached": self.attached,
+                "callback_ns": self.callback_ns,
+                "command": self.command[:2000],
+            }
+        )
+
+    def _create(self, role: str, identity: str) -> tuple[str, int]:
+        """A new file; or the one that this process began before an exec or a detach. Never another process's: pids are
+        reused, and containers have the same ones."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+        for path in self._paths(role):
+            try:
+                return path, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
+            except FileExistsError:
+                if _begins_with(path, identity):
+                    return path, os.open(path, flags)
+        raise FileExistsError(role)
+
+    def _paths(self, role: str) -> list[str]:
+        names = [f"gc-{role}-{self.pid}{suffix}.jsonl" for suffix in ("", *(f".{n}" for n in range(1, 100)))]
+        return [os.path.join(self.directory, name) for name in names]
 
     def _rename_to_role(self) -> None:
-        role = self._role_of(_command_line())
-        if role == self.role or self.path is None:
+        command = _command_line()
+        if command == self.command or self.path is None:
             return
-        path = os.path.join(self.directory, f"gc-{role}-{self.pid}.jsonl")
+        self.command = command
+        role = self._role_of(command)
+        if role == self.role:
+            return
         try:
+            path = next(path for path in self._paths(role) if not os.path.lexists(path))
             os.rename(self.path, path)
-        except OSError:
+        except (OSError, StopIteration):
             return
         self.role, self.path = role, path
 
@@ -293,16 +606,45 @@ class GcHook:
                 return role
         return "other"
 
-    def _write_line(self, record: dict[str, object]) -> None:
-        """One line, one write. After a failure (a full disk) nothing more is written: a torn line stays the last."""
+    def _write_record(self, record: dict[str, object]) -> None:
+        self._write(json.dumps(record, separators=(",", ":")) + "\n")
+
+    def _write(self, lines: str) -> None:
+        """After a failure (a full disk) nothing more is written: a torn line stays the last."""
         if self.failed or self.fd < 0:
             return
-        data = (json.dumps(record, separators=(",", ":")) + "\n").encode()
+        data = lines.encode()
         try:
             if os.write(self.fd, data) != len(data):
                 self.failed = True
+            self.written += len(data)
         except OSError:
             self.failed = True
+
+
+# ---- the process -----------------------------------------------------------------------------------------------------
+
+_HOOKS: list[GcHook] = []
+"""Those installed in this process: more than one if it is recorded into several directories."""
+_INSTALLING = _thread.allocate_lock()
+_watching_forks = False
+
+
+def _watch_forks() -> None:
+    """Once for all hooks, because CPython cannot unregister it."""
+    global _watching_forks
+    if not _watching_forks and hasattr(os, "register_at_fork"):
+        os.register_at_fork(
+            before=lambda: _tell_hooks(GcHook.before_fork),
+            after_in_parent=lambda: _tell_hooks(GcHook.after_fork_in_parent),
+            after_in_child=lambda: _tell_hooks(GcHook.after_fork_in_child),
+        )
+    _watching_forks = True
+
+
+def _tell_hooks(what: Callable[[GcHook], None]) -> None:
+    for hook in list(_HOOKS):
+        what(hook)
 
 
 def _command_line() -> str:
@@ -321,19 +663,68 @@ def _boot_id() -> str:
         return ""
 
 
-def install_from_environment() -> GcHook | None:
-    """Install the hook as the environment says; None where it is not asked for or the interpreter has no callbacks.
+def _start_ticks() -> int | None:
+    """Start time in clock ticks since boot: with the pid an identity, and the same seen from inside a container."""
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _begins_with(path: str, identity: str) -> bool:
+    """Whether the first line of a record has this identity."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return identity.encode() in os.read(fd, 1000)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def install(
+    directory: str, roles: Mapping[str, Sequence[str]], action: str | None = None, attached: bool = False
+) -> bool:
+    """Record this process into `directory`; False if it is already. Another directory gets a hook of its own."""
+    with _INSTALLING:
+        wanted = os.path.realpath(directory)
+        if any(os.path.realpath(hook.directory) == wanted for hook in _HOOKS):
+            return False
+        GcHook(directory, roles, action, attached).install()
+        return True
+
+
+def install_from_environment() -> None:
+    """Install the hook as the environment says, if it does and the interpreter has callbacks.
 
     `ATOM_GC_HOOK_DIR`: where the files go. `ATOM_GC_HOOK_ROLES`: JSON, role to regular expressions on the command line,
-    the most specific role first.
+    the most specific role first. `ATOM_GC_HOOK_ACTION`: see `check_action`.
     """
     directory = os.environ.get(DIRECTORY_VARIABLE)
-    if not directory or not hasattr(gc, "callbacks"):
-        return None
+    if not directory or not hasattr(gc, "callbacks") or os.path.exists(os.path.join(directory, STOP_FILE)):
+        return
     try:
         roles = json.loads(os.environ.get(ROLES_VARIABLE) or "{}")
     except ValueError:
         roles = {}
-    hook = GcHook(directory, roles)
-    hook.install()
-    return hook
+    install(directory, roles, os.environ.get(ACTION_VARIABLE) or None)
+
+
+def install_attached(directory: str, roles: Mapping[str, Sequence[str]], action: str | None, confirmation: str) -> None:
+    """What `diag/attach.py` has the process call, in a thread of its own. Tells the result in the file `confirmation`:
+    `{"ok": true, "already": whether it was hooked}`, or an error."""
+    try:
+        if not hasattr(gc, "callbacks"):
+            raise RuntimeError("this interpreter has no gc.callbacks")
+        if os.path.exists(os.path.join(directory, STOP_FILE)):
+            return  # a call that was queued and ran only after the detach
+        result: dict[str, object] = {"ok": True, "already": not install(directory, roles, action, attached=True)}
+    except Exception as error:
+        result = {"ok": False, "error": repr(error)}
+    with open(confirmation + ".new", "w", encoding="utf-8") as file:
+        json.dump(result, file)
+    os.rename(confirmation + ".new", confirmation)

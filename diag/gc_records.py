@@ -39,14 +39,66 @@ class GcProcess:
     """`generational`, `incremental` or `free-threaded`."""
     old_generations: tuple[int, ...]
     thresholds: tuple[int, ...]
+    """When the hook was installed; `last_thresholds` are those last seen."""
     installed_ns: int
+    python: str | None = None
+    start_ticks: int | None = None
+    """Start of the process in clock ticks since boot: tells it from others of the same pid, and is the same seen from
+    inside a container, where the pid is another."""
+    callback_ns: int | None = None
+    """Measured cost of the hook's two calls per collection."""
+    attached: bool = False
+    """Put into a running process, so that what came before is not known."""
     passes: list[GcPass] = field(default_factory=list)
-    totals: dict[str, Any] | None = None
-    """The last running totals; None if the process was killed before the first."""
+    end: str | None = None
+    """Why the record ended: `exit`, `stopped` (detached), `abandoned`; None after a kill."""
     passes_at_totals: int = 0
     """How many passes were recorded before the last totals."""
     history: list[dict[str, Any]] = field(default_factory=list)
     """All running totals, `t_ns` and counters that only rise, for what happened within a part of the run."""
+
+    @property
+    def totals(self) -> dict[str, Any] | None:
+        """The last running totals; None if the process was killed before the first."""
+        return self.history[-1] if self.history else None
+
+    @property
+    def frozen(self) -> int | None:
+        """Objects in `gc.freeze`, last seen."""
+        return self._last_count("frozen")
+
+    @property
+    def last_thresholds(self) -> tuple[int, ...]:
+        last = (self.totals or {}).get("thresholds")
+        return tuple(last) if isinstance(last, list) and all(map(is_count, last)) else self.thresholds
+
+    @property
+    def enabled(self) -> bool | None:
+        """Whether automatic collection is on, last seen."""
+        enabled = (self.totals or {}).get("enabled")
+        return enabled if isinstance(enabled, bool) else None
+
+    @property
+    def action(self) -> str | None:
+        """The what-if action, if it was started."""
+        return next((str(totals["action"]) for totals in self.history if totals.get("action")), None)
+
+    @property
+    def hook_cpu_ns(self) -> int | None:
+        """CPU time of the hook itself, from its installation to the last totals."""
+        return self._last_count("hook_cpu_ns")
+
+    @property
+    def hook_cpu_share(self) -> float | None:
+        """The same per elapsed time, 0..1."""
+        if self.totals is None or self.hook_cpu_ns is None:
+            return None
+        elapsed = int(self.totals["t_ns"]) - self.installed_ns
+        return self.hook_cpu_ns / elapsed if elapsed > 0 else None
+
+    def _last_count(self, name: str) -> int | None:
+        value = (self.totals or {}).get(name)
+        return value if is_count(value) else None
 
     @property
     def last_seen_ns(self) -> int:
@@ -61,7 +113,7 @@ def read_gc_records(server: Path) -> list[GcProcess]:
 
 
 def read_gc_file(path: Path) -> Iterator[GcProcess]:
-    """The processes in one file: more than one if a process replaced itself by exec, or its pid was reused."""
+    """The processes in one file: more than one if a process replaced itself by exec, or was hooked twice."""
     role = path.stem.removeprefix("gc-").rpartition("-")[0]
     process: GcProcess | None = None
     for line in JsonlFile(path):
@@ -90,6 +142,10 @@ def _process(line: dict[str, Any], role: str) -> GcProcess:
         old_generations=tuple(map(int, line["old_generations"])),
         thresholds=tuple(map(int, line["thresholds"])),
         installed_ns=int(line["installed_ns"]),
+        python=str(line["python"]) if "python" in line else None,
+        start_ticks=line["start_ticks"] if is_count(line.get("start_ticks")) else None,
+        callback_ns=line["callback_ns"] if is_count(line.get("callback_ns")) else None,
+        attached=bool(line.get("attached")),
     )
 
 
@@ -103,9 +159,10 @@ def _add(process: GcProcess, line: dict[str, Any]) -> None:
     elif line["type"] == "totals":
         if not all(is_count(line[name]) for name in ("t_ns", "recorded", "dropped", "old_passes", "old_ns")):
             raise ValueError("not totals")
-        process.totals = {key: value for key, value in line.items() if key != "type"}
-        process.history.append(process.totals)
+        process.history.append({key: value for key, value in line.items() if key != "type"})
         process.passes_at_totals = len(process.passes)
+    elif line["type"] == "end":
+        process.end = str(line["reason"])
 
 
 def check_books(process: GcProcess) -> list[str]:

@@ -282,6 +282,6 @@ def test_the_lines_are_one_json_object_each(tmp_path: Path) -> None:
     run(tmp_path, "import gc; gc.collect()")
     (path,) = tmp_path.iterdir()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["type"] for line in lines] == ["hook", "pass", "totals"]
+    assert [line["type"] for line in lines] == ["hook", "pass", "totals", "end"]
     assert lines[0]["boot_id"]
     assert lines[0]["python"] == sys.version.split()[0]
