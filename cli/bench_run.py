@@ -12,7 +12,7 @@ from typing import Any
 from atom.bench.provenance import command_line, provenance
 from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.summary import summarize
-from atom.cli.load_run import LoadFactory, LoadRunner, ServerChoice, judge_load
+from atom.cli.load_run import LoadFactory, LoadRunner, ServerChoice
 from atom.cli.outputs import describe_os_error
 from atom.cli.progress import StatusLine, launch_progress
 from atom.cli.publish import Output, publish, show
@@ -53,7 +53,9 @@ class BenchRun:
             run_dir.write_run_json({"name": f"bench {self.name}", **provenance(command_line())})
             with launch_progress(runner.line, quiet=self.output.quiet) as on_launch:
                 session = MeasuredSession(recipe or target, run_dir, options=self.server.launch, on_progress=on_launch)
-                result = session.run(lambda server: runner.run(server, run_dir), judge=lambda _: judge_load(run_dir))
+                result = session.run(
+                    lambda server: runner.run(server, run_dir), judge=lambda outcome: runner.judge(run_dir, outcome)
+                )
         except UsageError:
             if not runner.started:
                 place.give_back()
@@ -63,10 +65,10 @@ class BenchRun:
                 place.give_back()
             elif runner.started:
                 self._show_measured(run_dir)
-            if runner.signal is None:
+            if runner.ended_by is None:
                 raise
             _complain(error)
-            return status_of(runner.signal)
+            return status_of(runner.ended_by)
         except (KeyboardInterrupt, SystemExit):
             # A session seals what it was in; this is for the moments before it and after.
             with contextlib.suppress(UsageError, OSError):
@@ -85,7 +87,7 @@ class BenchRun:
         try:
             publish(run_dir, summary, self.output)
         except RunError as error:
-            if self._runner.signal is None:
+            if self._runner.ended_by is None:
                 raise
             _complain(error)
         return self._status(summary)
@@ -96,8 +98,8 @@ class BenchRun:
             show(self._summarize(run_dir), self.output)
 
     def _status(self, summary: Mapping[str, Any]) -> int:
-        if self._runner.signal is not None:
-            return status_of(self._runner.signal)
+        if self._runner.ended_by is not None:
+            return status_of(self._runner.ended_by)
         validity = summary["validity"]
         if validity in (Validity.NOT_VALID, Validity.FAILED, Validity.INTERRUPTED) and self.output.quiet:
             print(f"{validity}: {'; '.join(summary['reasons'])}", file=sys.stderr)

@@ -34,6 +34,7 @@ DISTRIBUTION: Final = "atom-serving"
 COMMANDS: Final = {
     "serve": "serve",
     "bench": "bench",
+    "gc-profile": "gc_profile",
     "report": "report",
     "get": "get",
     "doctor": "doctor",
@@ -83,7 +84,8 @@ app = typer.Typer(
         "Examples:\n\n"
         "  atom serve\n\n"
         "  atom bench random --recipe embedded --num-prompts 32 --max-concurrency 4\n\n"
-        "  atom bench random --base-url http://127.0.0.1:8000 --random-input-len 2048 --json result.json"
+        "  atom bench random --base-url http://127.0.0.1:8000 --random-input-len 2048 --json result.json\n\n"
+        "  atom gc-profile --duration 10m -- vllm serve MODEL"
     ),
 )
 
@@ -100,7 +102,7 @@ def _root(
         bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
     ] = False,
     show_traceback: Annotated[
-        bool, typer.Option("--traceback", help="Show the traceback of an error. May stand anywhere.")
+        bool, typer.Option("--traceback", help="Show the traceback of an error. May stand anywhere before --.")
     ] = False,
 ) -> None:
     del version, show_traceback  # --version acts in its callback, --traceback is taken by main()
@@ -109,9 +111,12 @@ def _root(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `atom` with `argv` (default: the process's) and return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    show_traceback = "--traceback" in arguments
-    arguments = [argument for argument in arguments if argument != "--traceback"]
-    if arguments[:1] == ["bench"]:
+    # What follows `--` is somebody else's command line.
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    own, foreign = arguments[:end], arguments[end:]
+    show_traceback = "--traceback" in own
+    arguments = [*(argument for argument in own if argument != "--traceback"), *foreign]
+    if arguments[:1] in (["bench"], ["gc-profile"]):
         arguments = split_multiple(arguments)
     try:
         with raising():

@@ -4,6 +4,7 @@ options themselves are in `cli/load_options.py`."""
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from atom.bench.load import Api, parse_goodput
@@ -14,7 +15,7 @@ from atom.cli.load_run import LoadFactory, ServerChoice
 from atom.recipes.errors import UsageError
 from atom.recipes.launcher import LaunchOptions
 
-__all__ = ["BACKENDS", "check_address", "launch_options", "random_load", "server_choice"]
+__all__ = ["BACKENDS", "LOAD_DEFAULTS", "check_address", "launch_options", "random_load", "server_choice"]
 
 BACKENDS: Final = {
     "openai": Api.COMPLETIONS,
@@ -24,6 +25,43 @@ BACKENDS: Final = {
     "vllm-chat": Api.CHAT,
     "sglang-oai-chat": Api.CHAT,
 }
+LOAD_DEFAULTS: Final[Mapping[str, Any]] = {
+    "recipe": None,
+    "base_url": None,
+    "host": "127.0.0.1",
+    "port": 8000,
+    "model": None,
+    "backend": "openai",
+    "endpoint": None,
+    "api_key": None,
+    "header": None,
+    "insecure": False,
+    "request_timeout": 6 * 3600.0,
+    "random_input_len": 1024,
+    "random_output_len": 128,
+    "random_range_ratio": 0.0,
+    "random_prefix_len": 0,
+    "vocab_size": None,
+    "num_warmups": 0,
+    "max_concurrency": None,
+    "request_rate": "inf",
+    "burstiness": 1.0,
+    "duration": None,
+    "seed": 0,
+    "ignore_eos": False,
+    "temperature": 0.0,
+    "top_p": None,
+    "top_k": None,
+    "min_p": None,
+    "logprobs": None,
+    "extra_body": None,
+    "continuous_usage_stats": False,
+    "goodput": None,
+    "failed_request_threshold": 0.1,
+    "save_detailed": False,
+}
+"""What `atom bench random` does without its options, by parameter: for commands that have fewer."""
+
 PATHS: Final = {Api.COMPLETIONS: "/v1/completions", Api.CHAT: "/v1/chat/completions"}
 
 

@@ -24,7 +24,7 @@ from atom.diag.session import ServerUnderTest
 from atom.recipes.errors import UsageError
 from atom.recipes.launcher import LaunchOptions
 
-__all__ = ["LoadFactory", "LoadRunner", "ServerChoice", "judge_load"]
+__all__ = ["LoadFactory", "LoadRunner", "ServerChoice"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,17 +81,23 @@ class LoadFactory:
 
 @dataclass(kw_only=True, slots=True)
 class LoadRunner:
-    """One load in one session. `signal` and `started` say afterwards what became of it."""
+    """One load in one session. `ended_by` and `started` say afterwards what became of it."""
 
     name: str
     server: ServerChoice
     load: LoadFactory
     line: StatusLine
     quiet: bool
-    signal: int | None = field(default=None, init=False)
-    """What ended the load early."""
+    ended_by: int | None = field(default=None, init=False)
+    """The signal that ended the load early."""
     started: bool = field(default=False, init=False)
     """Whether the load began: only then is there something to keep."""
+
+    def judge(self, run_dir: RunDirectory, outcome: LoadOutcome) -> tuple[Validity, list[str]]:
+        """What the load is worth as evidence, and why not more: from its records, not from `outcome`."""
+        del outcome
+        summary = summarize(run_dir, extra=server_side_figures(run_dir), write=False)
+        return Validity(summary["validity"]), list(summary["reasons"])
 
     def check(self) -> None:
         """UsageError for a load that cannot be, before any server starts."""
@@ -123,7 +129,7 @@ class LoadRunner:
 
         def interrupt(number: int) -> None:
             note()
-            self.signal = self.signal or number
+            self.ended_by = self.ended_by or number
             stop.set()
 
         for number in numbers:
@@ -136,12 +142,6 @@ class LoadRunner:
             for number, handler in zip(numbers, previous, strict=True):
                 loop.remove_signal_handler(number)
                 signal.signal(number, handler)
-
-
-def judge_load(run_dir: RunDirectory) -> tuple[Validity, list[str]]:
-    """What the recorded load is worth as evidence, and why not more."""
-    summary = summarize(run_dir, extra=server_side_figures(run_dir), write=False)
-    return Validity(summary["validity"]), list(summary["reasons"])
 
 
 def _set_from_thread(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
@@ -22,6 +23,7 @@ __all__ = [
     "SeedOption",
     "check_outputs",
     "check_writable",
+    "parse_duration",
     "parse_pairs",
     "parse_percentiles",
     "parse_rate",
@@ -99,6 +101,23 @@ def parse_rate(text: str) -> float:
     if math.isnan(rate):
         raise UsageError(f"--request-rate must be a number of requests per second, or inf; got {text!r}")
     return rate
+
+
+_SECONDS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
+_MAX_DURATION_S: Final = 10 * 365 * 86400.0
+
+
+def parse_duration(flag: str, text: str | None) -> float | None:
+    """`90s`, `10m`, `1h30m`; a number alone is seconds. None stays None."""
+    if text is None:
+        return None
+    parts = re.findall(r"(\d{1,12}(?:\.\d{1,9})?)(ms|min|[smhd]|)", text.strip(), re.ASCII)
+    seconds = sum(float(value) * _SECONDS[unit] for value, unit in parts)
+    whole = "".join(value + unit for value, unit in parts) == text.strip()
+    several = len(parts) > 1 and any(unit == "" for _, unit in parts)
+    if not whole or several or not 0 < seconds <= _MAX_DURATION_S:
+        raise UsageError(f"{flag} must be a duration such as 90s, 10m or 1h30m, got {text!r}")
+    return seconds
 
 
 def parse_percentiles(text: str) -> list[float]:

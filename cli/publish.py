@@ -20,7 +20,7 @@ from atom.cli.outputs import describe_os_error, write_output
 from atom.cli.render import bench_tables, markdown, print_tables
 from atom.recipes.errors import RunError
 
-__all__ = ["Output", "publish", "show"]
+__all__ = ["Output", "TableConsole", "append_step_summary", "publish", "show", "write_or_print"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,13 +65,13 @@ def publish(run_dir: RunDirectory, summary: Mapping[str, Any], output: Output) -
     if output.json:
         text = _result_json(run_dir, summary, output)
         for path in output.json:
-            attempt(partial(_write, path, text))
+            attempt(partial(write_or_print, path, text))
     if output.markdown is not None:
-        attempt(partial(_write, output.markdown, markdown(tables)))
+        attempt(partial(write_or_print, output.markdown, markdown(tables)))
     if output.junit is not None:
-        attempt(partial(_write, output.junit, junit(summary)))
+        attempt(partial(write_or_print, output.junit, junit(summary)))
     if output.step_summary is not None:
-        _append_step_summary(output.step_summary, markdown(tables) + "\n")
+        append_step_summary(output.step_summary, markdown(tables) + "\n")
     attempt(lambda: show(summary, output, str(run_dir.report_html)))
     if failures:
         raise RunError("; ".join(failures))
@@ -82,7 +82,7 @@ def show(summary: Mapping[str, Any], output: Output, location: str | None = None
     if output.quiet or output.owns_stdout:
         return
     try:
-        print_tables(bench_tables(summary, location), _TableConsole())
+        print_tables(bench_tables(summary, location), TableConsole())
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read them has seen enough; the run is worth what it is
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -90,7 +90,7 @@ def show(summary: Mapping[str, Any], output: Output, location: str | None = None
         raise RunError(f"cannot write standard output: {error.strerror}") from None
 
 
-class _TableConsole(Console):
+class TableConsole(Console):
     def on_broken_pipe(self) -> None:
         """Rich would end the process with a status of its own."""
         raise BrokenPipeError
@@ -110,7 +110,7 @@ def _result_json(run_dir: RunDirectory, summary: Mapping[str, Any], output: Outp
     return json.dumps(result, indent=2, allow_nan=False) + "\n"
 
 
-def _append_step_summary(path: Path, text: str) -> None:
+def append_step_summary(path: Path, text: str) -> None:
     """A page of the CI job, not of the run: a run is as good without it."""
     try:
         with path.open("a", encoding="utf-8") as file:
@@ -119,7 +119,8 @@ def _append_step_summary(path: Path, text: str) -> None:
         print(f"warning: GITHUB_STEP_SUMMARY {path}: {error.strerror}", file=sys.stderr)
 
 
-def _write(path: str | Path, text: str) -> None:
+def write_or_print(path: str | Path, text: str) -> None:
+    """Into the file, or to standard output for `-`. RunError if either takes no more."""
     if str(path) != "-":
         write_output(path, text)
         return
