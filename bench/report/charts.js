@@ -157,12 +157,13 @@ const Charts = (() => {
     });
   };
 
-  // Points as small circles: sets: [{ name, points: [[x, y]], color }]
-  const scatter = (host, width, sets, { x, xLabel = "s", unit, describe }) => {
-    const area = frame(host, width, { x, y: [0, upTo(sets.flatMap(s => s.points.map(p => p[1])))], xLabel, yLabel: "", height: 240 });
+  // Points as small circles, crosses or bars: sets: [{ name, points: [[x, y]], color, cross, bar }]
+  const scatter = (host, width, sets, { x, xLabel = "s", unit, yMax, describe }) => {
+    const area = frame(host, width, { x, y: [0, yMax ?? upTo(sets.flatMap(s => s.points.map(p => p[1])))], xLabel, yLabel: "", height: 240 });
     for (const s of sets) for (const p of s.points) {
       if (p[1] === null) continue;
       if (s.cross) svg("path", { d: `M${area.X(p[0]) - 3} ${area.Y(p[1]) - 3}l6 6m0 -6l-6 6`, stroke: s.color, "stroke-width": 1.6 }, area.root);
+      else if (s.bar) svg("line", { x1: area.X(p[0]), x2: area.X(p[0]), y1: area.base, y2: Math.min(area.Y(p[1]), area.base - 2), stroke: s.color, "stroke-width": 1.4 }, area.root);
       else svg("circle", { cx: area.X(p[0]), cy: area.Y(p[1]), r: 2.1, fill: s.color, "fill-opacity": .55 }, area.root);
     }
     hover(host, area, value => {
