@@ -115,7 +115,7 @@ def _verdict(arms: Sequence[_Arm]) -> Table:
             )
             notes.append(f"{state}{f' ({arm.label})' if len(arms) > 1 else ''}")
         notes += (who + plain(note, limit=500) for note in profile.notes)
-    return Table(_title("gc-profile", arms), (), (), notes, lead=sentences)
+    return Table(_title("verdict", arms), (), (), notes, lead=sentences)
 
 
 def _sentence(text: str) -> str:

@@ -101,7 +101,8 @@ def _section(table: PageTable) -> str:
     if table.columns:
         head = f"<thead>{_group_row(table)}<tr>{_cells(table, table.columns, 'th')}</tr></thead>"
         body = "".join(f"<tr>{_cells(table, row, 'td')}</tr>" for row in table.rows)
-        parts.append(f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>')
+        opening = '<table class="grouped">' if table.groups else "<table>"
+        parts.append(f'<div class="scroll">{opening}{head}<tbody>{body}</tbody></table></div>')
     if table.notes:
         notes = "".join(f"<li>{html.escape(note)}</li>" for note in table.notes)
         parts.append(f'<ul class="notes">{notes}</ul>')
@@ -116,10 +117,16 @@ def _group_row(table: PageTable) -> str:
 
 
 def _cells(table: PageTable, cells: Sequence[str], tag: str) -> str:
-    return "".join(
-        f"<{tag}{' class=num' if table.is_numeric(index) else ''}>{html.escape(' '.join(cell.split()))}</{tag}>"
-        for index, cell in enumerate(cells)
-    )
+    """Line breaks are kept in headers, where they were made to keep a column narrow."""
+    starts = {1 + sum(n for _, n in table.groups[:i]) for i in range(len(table.groups))}
+    parts = []
+    for index, cell in enumerate(cells):
+        classes = ["num"] * table.is_numeric(index) + ["first"] * (index in starts)
+        lines = cell.strip().split("\n") if tag == "th" else [" ".join(cell.split())]
+        text = "<br>".join(map(html.escape, lines))
+        named = f' class="{" ".join(classes)}"' if classes else ""
+        parts.append(f"<{tag}{named}>{text}</{tag}>")
+    return "".join(parts)
 
 
 def _origins(profiles: Sequence[Profile]) -> str:
