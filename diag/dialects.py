@@ -12,8 +12,19 @@ from atom.recipes.recipe import MetricsDialect
 
 __all__ = ["AVERAGED", "VALUE_NAMES", "names_for"]
 
-VALUE_NAMES: Final = ("running", "waiting", "kv_usage", "preemptions", "prompt_tokens", "generation_tokens")
-"""running, waiting: requests now; kv_usage: 0..1; preemptions, prompt_tokens, generation_tokens: totals since start."""
+VALUE_NAMES: Final = (
+    "running",
+    "waiting",
+    "kv_usage",
+    "preemptions",
+    "prompt_tokens",
+    "generation_tokens",
+    "requests_finished",
+    "ttft_sum_s",
+    "ttft_count",
+)
+"""running, waiting: requests now; kv_usage: 0..1; the others are totals since the server's start (ttft_sum_s: seconds
+that ttft_count requests waited for their first token, as the server sees it)."""
 
 AVERAGED: Final = frozenset({"kv_usage"})
 
@@ -24,6 +35,9 @@ _ATOM: Final[dict[str, tuple[str, ...]]] = {
     "preemptions": ("atom:preemptions_total",),
     "prompt_tokens": ("atom:prompt_tokens_total",),
     "generation_tokens": ("atom:generation_tokens_total",),
+    "requests_finished": ("atom:requests_finished_total",),
+    "ttft_sum_s": ("atom:time_to_first_token_seconds_sum",),
+    "ttft_count": ("atom:time_to_first_token_seconds_count",),
 }
 _VLLM: Final[dict[str, tuple[str, ...]]] = {
     "running": ("vllm:num_requests_running",),
@@ -32,6 +46,9 @@ _VLLM: Final[dict[str, tuple[str, ...]]] = {
     "preemptions": ("vllm:num_preemptions_total",),
     "prompt_tokens": ("vllm:prompt_tokens_total",),
     "generation_tokens": ("vllm:generation_tokens_total",),
+    "requests_finished": ("vllm:request_success_total",),
+    "ttft_sum_s": ("vllm:time_to_first_token_seconds_sum",),
+    "ttft_count": ("vllm:time_to_first_token_seconds_count",),
 }
 _SGLANG: Final[dict[str, tuple[str, ...]]] = {
     "running": ("sglang:num_running_reqs",),
@@ -40,9 +57,19 @@ _SGLANG: Final[dict[str, tuple[str, ...]]] = {
     "preemptions": ("sglang:num_retracted_reqs",),
     "prompt_tokens": ("sglang:prompt_tokens_total",),
     "generation_tokens": ("sglang:generation_tokens_total",),
+    "requests_finished": ("sglang:num_requests_total",),
+    "ttft_sum_s": ("sglang:time_to_first_token_seconds_sum",),
+    "ttft_count": ("sglang:time_to_first_token_seconds_count",),
 }
 _TRTLLM: Final[dict[str, tuple[str, ...]]] = {
+    "running": ("trtllm_num_requests_running",),
+    "waiting": ("trtllm_num_requests_waiting",),
     "kv_usage": ("trtllm_kv_cache_utilization",),
+    "prompt_tokens": ("trtllm_prompt_tokens_total",),
+    "generation_tokens": ("trtllm_generation_tokens_total",),
+    "requests_finished": ("trtllm_request_success_total",),
+    "ttft_sum_s": ("trtllm_time_to_first_token_seconds_sum",),
+    "ttft_count": ("trtllm_time_to_first_token_seconds_count",),
 }
 
 
@@ -51,12 +78,17 @@ def _all() -> dict[str, tuple[str, ...]]:
     return {value: tuple(name for table in tables for name in table.get(value, ())) for value in VALUE_NAMES}
 
 
+def _complete(table: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Every value has its place in a scrape's record, also one that these servers do not tell."""
+    return {value: table.get(value, ()) for value in VALUE_NAMES}
+
+
 _TABLES: Final[dict[str, Mapping[str, tuple[str, ...]]]] = {
     # Our server speaks either set of names, by a flag.
     "atom": {value: _ATOM[value] + _VLLM[value] for value in VALUE_NAMES},
-    "vllm": _VLLM,
-    "sglang": _SGLANG,
-    "trtllm": _TRTLLM,
+    "vllm": _complete(_VLLM),
+    "sglang": _complete(_SGLANG),
+    "trtllm": _complete(_TRTLLM),
     "auto": _all(),
 }
 

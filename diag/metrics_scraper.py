@@ -21,6 +21,7 @@ from atom.recipes.recipe import MetricsDialect
 __all__ = ["MetricsScraper"]
 
 PERIOD_S: Final = 1.0
+MAX_FAMILIES: Final = 2000
 
 
 class MetricsScraper:
@@ -35,6 +36,8 @@ class MetricsScraper:
         self.timeout_s = timeout_s
         self._wanted = names_for(dialect)
         self._exchange = Exchange()
+        self._families: dict[str, int] = {}
+        """Family → series, as recorded so far."""
 
     def cut(self) -> None:
         """End the scrape that is under way, from another thread: it is recorded as failed."""
@@ -59,7 +62,7 @@ class MetricsScraper:
             "body_bytes": None,
             "series": None,
             "families": None,
-            "largest_families": None,
+            "family_series": None,
             "malformed_lines": None,
             "values": dict.fromkeys(self._wanted),
             "error": None,
@@ -78,13 +81,32 @@ class MetricsScraper:
         }
         if response.status != 200:
             return {**line, "error": f"HTTP {response.status}"}
+        if response.encoding:
+            return {**line, "error": f"compressed ({response.encoding}), which was not asked for"}
         text = parse_metrics(response.body, self._wanted)
+        if text.malformed and not text.series:
+            return {**line, "malformed_lines": text.malformed, "error": "no Prometheus text"}
         return {
             **line,
             "series": text.series,
             "families": text.families,
-            "largest_families": text.largest,
+            "family_series": self._changes(text.by_family),
             "malformed_lines": text.malformed,
             "values": text.values,
-            "error": "no Prometheus text" if text.malformed and not text.series else None,
         }
+
+    def _changes(self, now: Mapping[str, int]) -> dict[str, int]:
+        """The families whose series changed since they were last recorded, 0 for one that is gone: all of them in the
+        first scrape. Only so many are followed, because a server may invent new names for ever."""
+        changed = {name: count for name, count in now.items() if self._families.get(name) != count}
+        changed |= {name: 0 for name, count in self._families.items() if count and name not in now}
+        room = MAX_FAMILIES - len(self._families)
+        kept = {}
+        for name, count in changed.items():
+            if name not in self._families:
+                if room <= 0:
+                    continue
+                room -= 1
+            kept[name] = count
+        self._families |= kept
+        return kept

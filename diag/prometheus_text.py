@@ -1,7 +1,8 @@
 """Reading what is wanted of a Prometheus text body, fast: a body can have 40,000 lines and is read once a second.
 
 A full parser would cost more than the scrape. This one counts sample lines, groups them by metric name, and reads the
-numbers of chosen metrics; lines that are no samples are counted as malformed.
+numbers of chosen metrics; lines that are no samples are counted as malformed. The body is whatever a server sent: names
+are bounded in length and number, and nothing needs it to be UTF-8.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ from atom.diag.dialects import AVERAGED
 
 __all__ = ["MetricsText", "parse_metrics"]
 
-_NAME: Final = re.compile(rb"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_SAMPLE: Final = re.compile(
+    rb"([a-zA-Z_:][a-zA-Z0-9_:]{0,199})(?:[ \t]*\{.*\})?[ \t]+([-+]?(?:[0-9.][0-9.eE+-]*|[iI]nf|NaN|nan))(?=[ \t\r#]|$)"
+)
+"""Name, labels, value; what may follow (a timestamp, an exemplar) is not looked at."""
 _LARGEST: Final = 5
+_MOST_NAMES: Final = 20_000
 _CHILDREN: Final = (b"_bucket", b"_count", b"_sum", b"_created", b"_total")
 
 
@@ -30,48 +35,56 @@ class MetricsText:
     """Sample lines: every label combination, histogram buckets included."""
     families: int
     """Distinct metric names; a histogram's buckets, sum and count are one."""
-    largest: dict[str, int] = field(default_factory=dict)
-    """The families with the most series."""
+    by_family: dict[str, int] = field(default_factory=dict)
+    """Series of each, those with most first; of a body with absurdly many names, the first 20,000."""
     values: dict[str, float | None] = field(default_factory=dict)
     malformed: int = 0
+
+    @property
+    def largest(self) -> dict[str, int]:
+        """The families with the most series."""
+        return dict(list(self.by_family.items())[:_LARGEST])
 
 
 def parse_metrics(body: bytes, wanted: Mapping[str, tuple[str, ...]]) -> MetricsText:
     """Count the series of `body` and read the `wanted` values; None for a value without a finite sample."""
     chosen = {name.encode() for names in wanted.values() for name in names}
-    counts: Counter[bytes] = Counter()
+    counts: dict[bytes, int] = {}
     samples: dict[bytes, list[float]] = {}
-    malformed = 0
+    malformed = series = 0
+    sample = _SAMPLE.match
     for line in body.split(b"\n"):
         if not line or line[0] == 35 or line.isspace():  # 35: '#'
             continue
-        match = _NAME.match(line)
-        if match is None or match.end() == len(line) or line[match.end()] not in b"{ \t":
+        match = sample(line)
+        if match is None:
             malformed += 1
             continue
-        name = match[0]
-        counts[name] += 1
-        if name in chosen and (value := _value(line, match.end())) is not None:
+        series += 1
+        name = match[1]
+        if name in counts:
+            counts[name] += 1
+        elif len(counts) < _MOST_NAMES:
+            counts[name] = 1
+        if name in chosen and (value := _value(match[2])) is not None:
             samples.setdefault(name, []).append(value)
     families: Counter[bytes] = Counter()
     for name, count in counts.items():
         families[_family(name)] += count
     return MetricsText(
-        series=counts.total(),
+        series=series,
         families=len(families),
-        largest={name.decode(): count for name, count in families.most_common(_LARGEST)},
+        by_family={name.decode(): count for name, count in families.most_common()},
         values={word: _combine(word, names, samples) for word, names in wanted.items()},
         malformed=malformed,
     )
 
 
-def _value(line: bytes, at: int) -> float | None:
-    """The number after the labels; a timestamp may follow it. None if it is none, or not finite."""
-    rest = line[line.rfind(b"}") + 1 :] if line[at] == 123 else line[at:]  # 123: '{'
-    fields = rest.split()
+def _value(text: bytes) -> float | None:
+    """None if it is no number, or not finite."""
     try:
-        value = float(fields[0])
-    except (IndexError, ValueError):
+        value = float(text)
+    except ValueError:
         return None
     return value if math.isfinite(value) else None
 
