@@ -6,6 +6,7 @@ how a table is drawn is `cli/render.py`, what the figures mean `diag/gc_profile/
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ NONE: Final = "–"
 SIMULATED: Final = "SIMULATED executor: no model was run"
 _LONGEST_LABEL: Final = 16
 """With longer ones the arms are called A, B, … and each title says which is which."""
+_WIDEST: Final = 160
+"""Cells; of a table that goes to a page or a pull request."""
 _LONGEST_COMMAND: Final = 44
 _MOST_FAMILIES: Final = 5
 _DETAILS: Final = 6
@@ -32,8 +35,8 @@ T = TypeVar("T")
 
 
 def profile_tables(profiles: Sequence[Profile], *, width: int | None = None) -> list[Table]:
-    """The tables of one or several arms, verdict first. `width`: cells of the terminal; None: as wide as they get
-    (Markdown, the page). What does not fit beside each other comes below each other."""
+    """The tables of one or several arms, verdict first. `width`: cells of the terminal; None for Markdown
+    and the page, which have room. What does not fit beside each other comes below each other."""
     assert profiles
     arms = _name_arms(profiles)
     return [
@@ -155,15 +158,17 @@ def _windows(arms: Sequence[_Arm], width: int | None) -> list[Table]:
     return [*tables[:-1], replace(tables[-1], notes=[*tables[-1].notes, *notes])]
 
 
-def _side_by_side(arms: Sequence[_Arm], width: int | None) -> list[list[_Arm]]:
-    groups: list[list[_Arm]] = []
-    for arm in arms:
-        last = groups[-1] if groups else None
-        same = last is not None and last[0].profile.window_s == arm.profile.window_s
-        if last is not None and same and (width is None or table_width(_window_table([*last, arm], arms)) <= width):
-            last.append(arm)
-        else:
-            groups.append([arm])
+def _side_by_side(arms: Sequence[_Arm], width: int | None) -> list[Sequence[_Arm]]:
+    """As many arms beside each other as fit, the same number in each table; only of the same length of window."""
+    groups: list[Sequence[_Arm]] = []
+    for window_s in dict.fromkeys(arm.profile.window_s for arm in arms):
+        same = [arm for arm in arms if arm.profile.window_s == window_s]
+        fitting = [
+            n for n in range(1, len(same) + 1) if table_width(_window_table(same[:n], arms)) <= (width or _WIDEST)
+        ]
+        tables = math.ceil(len(same) / max(fitting, default=1))
+        each = math.ceil(len(same) / tables)
+        groups += [same[start : start + each] for start in range(0, len(same), each)]
     return groups
 
 

@@ -42,19 +42,21 @@ _JUDGED: Final[Mapping[bool | None, tuple[str, str]]] = {
     False: ("good", "GC is not the problem"),
     None: ("warn", "GC: could not be told"),
 }
-_UPPER: Final = 2
-"""Tables above the charts: the verdict and the windows."""
 
 
 def write_page(path: Path, profiles: Sequence[Profile], tables: Sequence[PageTable]) -> None:
     """Write the page of `profiles` to `path`; the series are read from each profile's run directory, whose absence
     leaves its charts empty. RunError if the file cannot be written."""
     data = {"arms": [arm_series(profile) for profile in profiles]}
+    # Above the charts: the verdict and the windows, which may be several tables where there are several arms.
+    upper = 2
+    while upper < len(tables) and tables[upper].groups:
+        upper += 1
     parts = {
         "<!--title-->": html.escape(_title(profiles)),
         "<!--head-->": _head(profiles),
-        "<!--upper-->": "\n".join(map(_section, tables[:_UPPER])),
-        "<!--lower-->": "\n".join([*map(_section, tables[_UPPER:]), _origins(profiles)]),
+        "<!--upper-->": "\n".join(map(_section, tables[:upper])),
+        "<!--lower-->": "\n".join([*map(_section, tables[upper:]), _origins(profiles)]),
     }
     folder, shared = resources.files("atom.diag.gc_profile.page"), resources.files("atom.bench.report")
     page = (folder / "page.html").read_text(encoding="utf-8")
