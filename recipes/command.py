@@ -23,7 +23,8 @@ __all__ = ["command_dialect", "recipe_from_command"]
 _READY_TIMEOUT_S: Final = 1800.0
 """A large model takes its time, and the command may download it first."""
 _GRACE_S: Final = 60.0
-_OWN_PORT: Final = re.compile(r"(?<!\{)\{port\}(?!\})")
+_OWN_PORT: Final = re.compile(r"(\{\{port\}\})|\{port\}")
+"""A template's `{{port}}` is the command's own."""
 _ELSEWHERE: Final = frozenset({"docker", "podman", "nerdctl", "ssh", "srun", "kubectl", "enroot"})
 _CONTAINERS: Final = frozenset({"docker", "podman", "nerdctl"})
 _PROGRAMS: Final[tuple[tuple[re.Pattern[str], MetricsDialect], ...]] = (
@@ -76,13 +77,21 @@ def _name(argv: Sequence[str]) -> str:
 
 def _escape(word: str) -> str:
     """Braces are the command's own (JSON, templates), except `{port}`."""
-    parts = _OWN_PORT.split(word)
-    return "{port}".join(part.replace("{", "{{").replace("}", "}}") for part in parts)
+    pieces, at = [], 0
+    for match in _OWN_PORT.finditer(word):
+        if match[1] is None:
+            pieces.append(word[at : match.start()])
+            at = match.end()
+    return "{port}".join(piece.replace("{", "{{").replace("}", "}}") for piece in [*pieces, word[at:]])
+
+
+def _wants_port(word: str) -> bool:
+    return any(match[1] is None for match in _OWN_PORT.finditer(word))
 
 
 def _listens(argv: Sequence[str]) -> Listens:
     elsewhere = Path(argv[0]).name in _ELSEWHERE
-    if any(_OWN_PORT.search(word) for word in argv):
+    if any(map(_wants_port, argv)):
         return Listens(host=_host(argv), elsewhere=elsewhere)
     values = _values(argv, ("--port", "-p"))
     if Path(argv[0]).name in _CONTAINERS:
