@@ -1,4 +1,4 @@
-"""Reads what `diag/gc_hook.py` recorded: one `GcProcess` per hooked process, and whether its books balance."""
+"""Reads what `diag/gc_hook/` recorded: one `GcProcess` per hooked process, and whether its books balance."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Records what the garbage collector does in a process that knows nothing of it. Standard library only, Python 3.8 on.
-
-Loaded by `diag/gc_inject/sitecustomize.py` into a server and each of its children when `ATOM_GC_HOOK_DIR` is set
-(`diag/gc_injection.py` makes that environment), or by `diag/attach.py` into a server that is running. Reading the files
-is `diag/gc_records.py`.
+"""The hook itself: a function in `gc.callbacks` and a thread that writes what it saw.
 
 The callback runs twice per collection, in whatever thread triggered it, with the collector's own lock held. So it only
 stores integers into preallocated slots (a short list, faster than an array; the ring is an array, which the collector
@@ -12,16 +8,10 @@ two seconds. A pass over old objects is one record; younger passes are counted a
 
 The thread is a raw one and nothing here takes a lock of `threading`: the hook may be installed while the server's main
 thread holds any of them.
-
-Files in the hook's directory: `gc-<role>-<pid>.jsonl`, opened at the first record so that short-lived helpers leave
-none; renamed when the process's role becomes known (a title set after start). Lines: `hook` (what collects here, once),
-`pass`, `totals`, `end`. `gc-action-start`, made by the session, starts the what-if action. `gc-hook-stop` makes every
-hook undo its action and remove itself. `gc-hook-owner` is locked by whoever attached; a hook that was attached removes
-itself when the lock is gone. All times are nanoseconds of CLOCK_MONOTONIC.
 """
 
-# Runs in every interpreter of a foreign server: pathlib's import would cost more than the rest of this file.
-# ruff: noqa: PTH104, PTH110, PTH112, PTH118
+# Runs in every interpreter of a foreign server: pathlib's import would cost more than the rest of the hook.
+# ruff: noqa: PTH110, PTH112, PTH118
 
 from __future__ import annotations
 
@@ -29,36 +19,19 @@ import _thread
 import atexit
 import contextlib
 import gc
-import json
 import os
-import re
 import sys
 import time
 from array import array
+
+from .actions import Action, freeze_count
+from .record import ACTION_FILE, OWNER_FILE, STOP_FILE, Record, Roles, command_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = [
-    "GcHook",
-    "check_action",
-    "collector_kind",
-    "install",
-    "install_attached",
-    "install_from_environment",
-    "old_generations",
-]
-
-INTERFACE = 1
-"""Changes when what `diag/attach.py` calls here does; an older module found in a process is then left alone."""
-
-DIRECTORY_VARIABLE = "ATOM_GC_HOOK_DIR"
-ROLES_VARIABLE = "ATOM_GC_HOOK_ROLES"
-ACTION_VARIABLE = "ATOM_GC_HOOK_ACTION"
-ACTION_FILE = "gc-action-start"
-STOP_FILE = "gc-hook-stop"
-OWNER_FILE = "gc-hook-owner"
+__all__ = ["HOOKS", "GcHook", "collector_kind", "old_generations"]
 
 SCHEMA_VERSION = "1.0"
 DRAIN_EVERY_S = 0.5
@@ -67,9 +40,6 @@ LOOK_AROUND_EVERY_S = 10.0
 """How often it is looked whether the directory and the owner are still there."""
 QUIET_START_S = 1.0
 """A process of no known role that ends sooner, and had no pass over old objects, leaves no file."""
-MAX_FILE_BYTES = 256 << 20
-"""Beyond this, passes are counted as dropped and only totals are written."""
-FREEZE_EVERY_S = 10.0
 
 _RING = 4096
 _WIDTH = 5
@@ -83,6 +53,9 @@ _OLD_COUNT, _OLD_NS, _OLD_MAX, _OLD_COLLECTED, _OLD_UNCOLLECTABLE = 8, 9, 10, 11
 _BY_GENERATION = 13  # three slots
 _DRAINER, _DRAINER_NS = 16, 17  # the drain thread's id, and the pauses that fell into it: not the hook's own time
 _SLOTS = 18
+
+HOOKS: list[GcHook] = []
+"""Those installed in this process: more than one if it is recorded into several directories."""
 
 
 def collector_kind() -> str:
@@ -101,81 +74,6 @@ def old_generations(kind: str) -> list[int]:
     generations, every pass is over everything.
     """
     return {"generational": [2], "incremental": [1, 2], "free-threaded": [0, 1, 2]}[kind]
-
-
-# ---- what-if actions -------------------------------------------------------------------------------------------------
-
-
-def check_action(text: str) -> str:
-    """The action, without surrounding blanks; ValueError if it is none.
-
-    `freeze` (`gc.freeze()` at the start and every 10 s), `freeze:SECONDS`, `disable`, `threshold:A[,B[,C]]`.
-    """
-    text = text.strip()
-    _parse_action(text)
-    return text
-
-
-def _parse_action(text: str) -> tuple[str, Sequence[float]]:
-    name, given, words = text.partition(":")
-    if name == "disable" and not given:
-        return name, ()
-    if name == "freeze":
-        if not given:
-            return name, (FREEZE_EVERY_S,)
-        if re.fullmatch(r"[0-9]+(\.[0-9]+)?", words) and float(words) >= DRAIN_EVERY_S:
-            return name, (float(words),)
-        raise ValueError(f"{text!r}: freeze takes the seconds between two freezes, at least {DRAIN_EVERY_S}: freeze:10")
-    if name == "threshold":
-        if re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9}){0,2}", words) and int(words.partition(",")[0]) > 0:
-            return name, [int(word) for word in words.split(",")]
-        raise ValueError(
-            f"{text!r}: threshold takes one to three whole numbers, the first above 0: threshold:700,10,10"
-        )
-    raise ValueError(f"{text!r} is none of freeze, freeze:SECONDS, disable, threshold:A,B,C")
-
-
-class _Action:
-    """One what-if action and how to undo it. A forked child inherits both."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.name, self.words = _parse_action(text)
-        self.started = False
-        self.next_freeze = 0.0
-
-    def start(self) -> None:
-        self.started = True
-        self.was_enabled = gc.isenabled()
-        self.thresholds = gc.get_threshold()
-        self.was_frozen = _freeze_count()
-        if self.name == "disable":
-            gc.disable()
-        elif self.name == "threshold":
-            gc.set_threshold(*[int(word) for word in self.words])
-
-    def step(self) -> None:
-        if self.name == "freeze" and time.monotonic() >= self.next_freeze:
-            gc.freeze()
-            self.next_freeze = time.monotonic() + self.words[0]
-
-    def undo(self) -> None:
-        if not self.started:
-            return
-        self.started = False
-        if self.name == "disable" and self.was_enabled:
-            gc.enable()
-        elif self.name == "threshold":
-            gc.set_threshold(*self.thresholds)
-        elif self.name == "freeze" and not self.was_frozen:
-            gc.unfreeze()  # where the server had frozen objects itself, they cannot be told from ours: all stay frozen
-
-
-def _freeze_count() -> int | None:
-    return gc.get_freeze_count() if hasattr(gc, "get_freeze_count") else None
-
-
-# ---- the hook --------------------------------------------------------------------------------------------------------
 
 
 class _Drainer:
@@ -218,9 +116,9 @@ class GcHook:
         action: str | None = None,
         attached: bool = False,
     ) -> None:
-        self.directory = directory
-        self.roles = {role: [re.compile(pattern) for pattern in patterns] for role, patterns in roles.items()}
-        self.action = _Action(action) if action else None
+        self.roles = Roles(roles)
+        self.record = Record(directory, self.roles)
+        self.action = Action(action) if action else None
         self.attached = attached
         self.kind = collector_kind()
         self.old_from = old_generations(self.kind)[0]
@@ -229,18 +127,11 @@ class GcHook:
         self.callback_ns = self._measure_callback()
 
     def _reset(self) -> None:
-        self.pid = os.getpid()
         self.installed_ns = time.monotonic_ns()
         self.state = [0] * _SLOTS
         self.ring = array("q", bytes(8 * _RING * _WIDTH))
-        self.fd = -1
-        self.written = 0
         self.overflowed = 0
         """Passes not written because the file is full."""
-        self.path: str | None = None
-        self.role = "other"
-        self.command = ""
-        self.failed = False
         self.closed = False
         self.drainer: _Drainer | None = None
         self.draining = _thread.allocate_lock()
@@ -319,7 +210,7 @@ class GcHook:
         gc.callbacks.append(self.callback)
         atexit.register(self.close)
         _watch_forks()
-        _HOOKS.append(self)
+        HOOKS.append(self)
         self._start_thread()
 
     def _start_thread(self) -> None:
@@ -344,8 +235,8 @@ class GcHook:
         if self.closed or self.callback not in gc.callbacks:
             return
         gc.callbacks.remove(self.callback)
-        if self.fd >= 0:
-            os.close(self.fd)
+        self.record.close()
+        self.record = Record(self.record.directory, self.roles)
         self._reset()
         self.callback = self._make_callback(self.state, self.ring)
         gc.callbacks.append(self.callback)
@@ -371,7 +262,7 @@ class GcHook:
         try:
             while not wake.acquire(timeout=DRAIN_EVERY_S):
                 now = time.monotonic()
-                if os.path.exists(os.path.join(self.directory, STOP_FILE)):
+                if os.path.exists(os.path.join(self.record.directory, STOP_FILE)):
                     self._remove("stopped")
                     return
                 if now >= next_look:
@@ -386,7 +277,7 @@ class GcHook:
             if drainer.finish:
                 self._finish("exit")
         except Exception as error:  # never the server's problem
-            self.failed = True
+            self.record.failed = True
             with contextlib.suppress(Exception):
                 sys.stderr.write(f"atom: the GC hook stopped recording: {error!r}\n")
         finally:
@@ -398,21 +289,21 @@ class GcHook:
         action = self.action
         if action is None:
             return
-        if not action.started and os.path.exists(os.path.join(self.directory, ACTION_FILE)):
+        if not action.started and os.path.exists(os.path.join(self.record.directory, ACTION_FILE)):
             action.start()
         if action.started:
             action.step()
 
     def _abandoned(self) -> bool:
         """Nobody will read this: the directory was deleted, or whoever attached is gone without detaching."""
-        if not os.path.isdir(self.directory):
+        if not os.path.isdir(self.record.directory):
             return True
         if not self.attached:
             return False
         import fcntl
 
         try:
-            fd = os.open(os.path.join(self.directory, OWNER_FILE), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(os.path.join(self.record.directory, OWNER_FILE), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return True
         except OSError:
@@ -435,19 +326,17 @@ class GcHook:
             gc.callbacks.remove(self.callback)
         atexit.unregister(self.close)
         with contextlib.suppress(ValueError):
-            _HOOKS.remove(self)
+            HOOKS.remove(self)
         self._finish(reason)
 
     def _finish(self, reason: str) -> None:
         state = self.state
         short = time.monotonic_ns() - self.installed_ns < QUIET_START_S * 1e9
-        if short and not state[_OLD_COUNT] and self.fd < 0 and self._role_of(_command_line()) == "other":
+        if short and not state[_OLD_COUNT] and self.record.fd < 0 and self.roles.role_of(command_line()) == "other":
             return
         self.drain(totals=True, last=True)
-        self._write_record({"type": "end", "t_ns": time.monotonic_ns(), "reason": reason})
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self.record.write_record({"type": "end", "t_ns": time.monotonic_ns(), "reason": reason})
+        self.record.close()
 
     # ---- writing -------------------------------------------------------------------------------------------------
 
@@ -459,12 +348,12 @@ class GcHook:
             t_ns, snapshot = self._snapshot(whatever=last)
             if snapshot is None:  # a collection is under way: half of its numbers would not add up with the rest
                 return
-            if snapshot[_HEAD] > snapshot[_TAIL] or totals:
-                self._open()
+            if (snapshot[_HEAD] > snapshot[_TAIL] or totals) and self.record.unopened:
+                self.record.open(self._header())
             self._write_passes(snapshot[_TAIL], snapshot[_HEAD])
             if totals:
-                self._rename_to_role()
-                self._write_record(self._totals(t_ns, snapshot))
+                self.record.follow_title()
+                self.record.write_record(self._totals(t_ns, snapshot))
         finally:
             self.draining.release()
 
@@ -486,10 +375,10 @@ class GcHook:
             lines.append(_PASS_LINE.format(*self.ring[at : at + _WIDTH]))
             tail += 1
             if len(lines) == 256 or tail == head:
-                if self.written > MAX_FILE_BYTES:
+                if self.record.full:
                     self.overflowed += len(lines)
                 else:
-                    self._write("".join(lines))
+                    self.record.write("".join(lines))
                 lines.clear()
                 self.state[_TAIL] = tail
 
@@ -523,7 +412,7 @@ class GcHook:
         now = time.monotonic()
         if now >= self.next_freeze_count:
             start = time.perf_counter()
-            self.frozen = _freeze_count()
+            self.frozen = freeze_count()
             self.next_freeze_count = now + 2000.0 * (time.perf_counter() - start)
         return self.frozen
 
@@ -534,99 +423,23 @@ class GcHook:
             own += time.thread_time_ns()
         return max(own, 0) + sum(state[_BY_GENERATION : _BY_GENERATION + 3]) * self.callback_ns
 
-    def _open(self) -> None:
-        if self.fd >= 0 or self.failed:
-            return
-        self.command = _command_line()
-        self.role = self._role_of(self.command)
-        start_ticks = _start_ticks()
-        identity = f'"pid":{self.pid},"start_ticks":{"null" if start_ticks is None else start_ticks},'
-        try:
-            self.path, self.fd = self._create(self.role, identity)
-            self.written = os.fstat(self.fd).st_size
-        except OSError:
-            self.failed = True
-            return
-        self._write_record(
-            {
-                "type": "hook",
-                "schema_version": SCHEMA_VERSION,
-                "pid": self.pid,
-                "start_ticks": start_ticks,
-                "ppid": os.getppid(),
-                "role": self.role,
-                "installed_ns": self.installed_ns,
-                "boot_id": _boot_id(),
-                "python": sys.version.split()[0],
-                "implementation": sys.implementation.name,
-                "collector": self.kind,
-                "old_generations": old_generations(self.kind),
-                "thresholds": list(gc.get_threshold()),
-                "enabled": gc.isenabled(),
-                "attached": self.attached,
-                "callback_ns": self.callback_ns,
-                "command": self.command[:2000],
-            }
-        )
-
-    def _create(self, role: str, identity: str) -> tuple[str, int]:
-        """A new file; or the one that this process began before an exec or a detach. Never another process's: pids are
-        reused, and containers have the same ones."""
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
-        for path in self._paths(role):
-            try:
-                return path, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
-            except FileExistsError:
-                if _begins_with(path, identity):
-                    return path, os.open(path, flags)
-        raise FileExistsError(role)
-
-    def _paths(self, role: str) -> list[str]:
-        names = [f"gc-{role}-{self.pid}{suffix}.jsonl" for suffix in ("", *(f".{n}" for n in range(1, 100)))]
-        return [os.path.join(self.directory, name) for name in names]
-
-    def _rename_to_role(self) -> None:
-        command = _command_line()
-        if command == self.command or self.path is None:
-            return
-        self.command = command
-        role = self._role_of(command)
-        if role == self.role:
-            return
-        try:
-            path = next(path for path in self._paths(role) if not os.path.lexists(path))
-            os.rename(self.path, path)
-        except (OSError, StopIteration):
-            return
-        self.role, self.path = role, path
-
-    def _role_of(self, command: str) -> str:
-        for role, patterns in self.roles.items():
-            if any(pattern.search(command) for pattern in patterns):
-                return role
-        return "other"
-
-    def _write_record(self, record: dict[str, object]) -> None:
-        self._write(json.dumps(record, separators=(",", ":")) + "\n")
-
-    def _write(self, lines: str) -> None:
-        """After a failure (a full disk) nothing more is written: a torn line stays the last."""
-        if self.failed or self.fd < 0:
-            return
-        data = lines.encode()
-        try:
-            if os.write(self.fd, data) != len(data):
-                self.failed = True
-            self.written += len(data)
-        except OSError:
-            self.failed = True
+    def _header(self) -> dict[str, object]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "installed_ns": self.installed_ns,
+            "boot_id": _boot_id(),
+            "python": sys.version.split()[0],
+            "implementation": sys.implementation.name,
+            "collector": self.kind,
+            "old_generations": old_generations(self.kind),
+            "thresholds": list(gc.get_threshold()),
+            "enabled": gc.isenabled(),
+            "attached": self.attached,
+            "callback_ns": self.callback_ns,
+            "command": command_line()[:2000],
+        }
 
 
-# ---- the process -----------------------------------------------------------------------------------------------------
-
-_HOOKS: list[GcHook] = []
-"""Those installed in this process: more than one if it is recorded into several directories."""
-_INSTALLING = _thread.allocate_lock()
 _watching_forks = False
 
 
@@ -643,16 +456,8 @@ def _watch_forks() -> None:
 
 
 def _tell_hooks(what: Callable[[GcHook], None]) -> None:
-    for hook in list(_HOOKS):
+    for hook in list(HOOKS):
         what(hook)
-
-
-def _command_line() -> str:
-    try:
-        with open("/proc/self/cmdline", "rb") as file:
-            return file.read().rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
-    except OSError:
-        return " ".join([sys.executable or "", *getattr(sys, "argv", [])])
 
 
 def _boot_id() -> str:
@@ -661,70 +466,3 @@ def _boot_id() -> str:
             return file.read().strip()
     except OSError:
         return ""
-
-
-def _start_ticks() -> int | None:
-    """Start time in clock ticks since boot: with the pid an identity, and the same seen from inside a container."""
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _begins_with(path: str, identity: str) -> bool:
-    """Whether the first line of a record has this identity."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return identity.encode() in os.read(fd, 1000)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-
-
-def install(
-    directory: str, roles: Mapping[str, Sequence[str]], action: str | None = None, attached: bool = False
-) -> bool:
-    """Record this process into `directory`; False if it is already. Another directory gets a hook of its own."""
-    with _INSTALLING:
-        wanted = os.path.realpath(directory)
-        if any(os.path.realpath(hook.directory) == wanted for hook in _HOOKS):
-            return False
-        GcHook(directory, roles, action, attached).install()
-        return True
-
-
-def install_from_environment() -> None:
-    """Install the hook as the environment says, if it does and the interpreter has callbacks.
-
-    `ATOM_GC_HOOK_DIR`: where the files go. `ATOM_GC_HOOK_ROLES`: JSON, role to regular expressions on the command line,
-    the most specific role first. `ATOM_GC_HOOK_ACTION`: see `check_action`.
-    """
-    directory = os.environ.get(DIRECTORY_VARIABLE)
-    if not directory or not hasattr(gc, "callbacks") or os.path.exists(os.path.join(directory, STOP_FILE)):
-        return
-    try:
-        roles = json.loads(os.environ.get(ROLES_VARIABLE) or "{}")
-    except ValueError:
-        roles = {}
-    install(directory, roles, os.environ.get(ACTION_VARIABLE) or None)
-
-
-def install_attached(directory: str, roles: Mapping[str, Sequence[str]], action: str | None, confirmation: str) -> None:
-    """What `diag/attach.py` has the process call, in a thread of its own. Tells the result in the file `confirmation`:
-    `{"ok": true, "already": whether it was hooked}`, or an error."""
-    try:
-        if not hasattr(gc, "callbacks"):
-            raise RuntimeError("this interpreter has no gc.callbacks")
-        if os.path.exists(os.path.join(directory, STOP_FILE)):
-            return  # a call that was queued and ran only after the detach
-        result: dict[str, object] = {"ok": True, "already": not install(directory, roles, action, attached=True)}
-    except Exception as error:
-        result = {"ok": False, "error": repr(error)}
-    with open(confirmation + ".new", "w", encoding="utf-8") as file:
-        json.dump(result, file)
-    os.rename(confirmation + ".new", confirmation)

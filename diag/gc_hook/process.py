@@ -1,0 +1,73 @@
+"""How the hook gets into a process: by its environment at start, or by a call that `diag/attach.py` makes it run; and
+the hooks that one process has."""
+
+# ruff: noqa: PTH104, PTH110, PTH118
+
+from __future__ import annotations
+
+import _thread
+import gc
+import json
+import os
+
+from .hook import HOOKS, GcHook
+from .record import STOP_FILE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["install", "install_attached", "install_from_environment"]
+
+INTERFACE = 1
+"""Changes when what `diag/attach.py` calls here does; a package of another version found in a process is left alone."""
+
+DIRECTORY_VARIABLE = "ATOM_GC_HOOK_DIR"
+ROLES_VARIABLE = "ATOM_GC_HOOK_ROLES"
+ACTION_VARIABLE = "ATOM_GC_HOOK_ACTION"
+
+_installing = _thread.allocate_lock()
+
+
+def install(
+    directory: str, roles: Mapping[str, Sequence[str]], action: str | None = None, attached: bool = False
+) -> bool:
+    """Record this process into `directory`; False if it is already. Another directory gets a hook of its own."""
+    with _installing:
+        wanted = os.path.realpath(directory)
+        if any(os.path.realpath(hook.record.directory) == wanted for hook in HOOKS):
+            return False
+        GcHook(directory, roles, action, attached).install()
+        return True
+
+
+def install_from_environment() -> None:
+    """Install the hook as the environment says, if it does and the interpreter has callbacks.
+
+    `ATOM_GC_HOOK_DIR`: where the files go. `ATOM_GC_HOOK_ROLES`: JSON, role to regular expressions on the command line,
+    the most specific role first. `ATOM_GC_HOOK_ACTION`: see `actions.check_action`.
+    """
+    directory = os.environ.get(DIRECTORY_VARIABLE)
+    if not directory or not hasattr(gc, "callbacks") or os.path.exists(os.path.join(directory, STOP_FILE)):
+        return
+    try:
+        roles = json.loads(os.environ.get(ROLES_VARIABLE) or "{}")
+    except ValueError:
+        roles = {}
+    install(directory, roles, os.environ.get(ACTION_VARIABLE) or None)
+
+
+def install_attached(directory: str, roles: Mapping[str, Sequence[str]], action: str | None, confirmation: str) -> None:
+    """What `diag/attach.py` has the process call, in a thread of its own. Tells the result in the file `confirmation`:
+    `{"ok": true, "already": whether it was hooked}`, or an error."""
+    try:
+        if not hasattr(gc, "callbacks"):
+            raise RuntimeError("this interpreter has no gc.callbacks")
+        if os.path.exists(os.path.join(directory, STOP_FILE)):
+            return  # a call that was queued and ran only after the detach
+        result: dict[str, object] = {"ok": True, "already": not install(directory, roles, action, attached=True)}
+    except Exception as error:
+        result = {"ok": False, "error": repr(error)}
+    with open(confirmation + ".new", "w", encoding="utf-8") as file:
+        json.dump(result, file)
+    os.rename(confirmation + ".new", confirmation)
