@@ -54,10 +54,14 @@ def gate_table(results: Sequence[GateResult]) -> Table:
     """One row per gate and arm."""
     words = {GateOutcome.PASSED: "ok", GateOutcome.FAILED: "FAILED", GateOutcome.UNANSWERED: "no answer"}
     rows = [
-        [plain(result.gate), plain(result.arm), result.shown_value, words[result.outcome], plain(result.reason)]
-        for result in results
+        [plain(result.gate, 60), plain(result.arm, 24), result.shown_value, words[result.outcome]] for result in results
     ]
-    return Table("gates", ("fail if", "arm", "value", "gate", "why"), rows, text_columns=(1, 3, 4))
+    unanswered = [result for result in results if result.outcome == GateOutcome.UNANSWERED]
+    notes = [
+        f"no answer: {why} ({', '.join(who)})"
+        for why, who in _gathered((plain(r.reason), plain(r.gate, 60)) for r in unanswered)
+    ]
+    return Table("gates", ("fail if", "arm", "value", "gate"), rows, notes, text_columns=(1, 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,8 @@ def _verdict(arms: Sequence[_Arm]) -> Table:
     notes: list[str] = []
     for arm in arms:
         profile, who = arm.profile, f"{arm.described}: " if len(arms) > 1 else ""
-        sentences.append(who + plain(profile.verdict, limit=600))
+        if profile.verdict:
+            sentences.append(who + plain(profile.verdict, limit=600))
         for cause in profile.causes:
             advice = f" Next: {plain(cause.advice, limit=300).rstrip('.')}." if cause.advice else ""
             sentences.append(f"  • {cause.kind}: {_sentence(plain(cause.statement, limit=600))}{advice}")

@@ -235,7 +235,8 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
             parts.append(Text(_group_line(table)))
         if table.columns:
             parts.append(_rich_table(table))
-        parts.append(Text(""))
+        if table.columns or table.lead:
+            parts.append(Text(""))
         for note in table.notes:
             parts.append(
                 Text(note, style="yellow" if note.startswith(("NOT VALID", "FAILED", "INTERRUPTED")) else "dim")

@@ -10,8 +10,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from atom.cli.gc_tables import profile_tables, short_command
+from atom.cli.gc_tables import gate_table, profile_tables, short_command
 from atom.cli.render import Table, markdown, print_tables
+from atom.diag.gc_profile.gates import check_gates, parse_gates
 from atom.diag.gc_profile.model import (
     Attribution,
     Cause,
@@ -318,3 +319,18 @@ def test_commands_are_shortened() -> None:
     command = "/usr/bin/python3 /opt/venv/bin/vllm serve Qwen/Qwen3-8B"
     assert short_command(command, 40) == "python3 vllm serve Qwen/Qwen3-8B"
     assert short_command(command, 20) == "python3 vllm serve…"
+
+
+def test_gates_say_what_they_found_and_why_not() -> None:
+    arms = [profile("a"), empty("b")]
+    table = gate_table(check_gates(arms, parse_gates(["gen2_share>1%", "growth.rss_mb=grows"])))
+    assert [list(row) for row in table.rows] == [
+        ["gen2_share>1%", "a", "18%", "FAILED"],
+        ["gen2_share>1%", "b", "–", "no answer"],
+        ["growth.rss_mb=grows", "a", "grows", "FAILED"],
+        ["growth.rss_mb=grows", "b", "–", "no answer"],
+    ]
+    assert list(table.notes) == [
+        "no answer: gen2_share was not seen in this run (gen2_share>1%)",
+        "no answer: rss_mb was not seen in this run (growth.rss_mb=grows)",
+    ]
