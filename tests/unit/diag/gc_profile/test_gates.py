@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -192,3 +194,10 @@ def test_every_total_and_window_figure_can_be_asked_for() -> None:
         wanted = {"is_problem": "=yes"}.get(name, "=flat" if unit == "word" else ">1")
         (result,) = check_gates([profile()], parse_gates([name + wanted]))
         assert result.gate == name + wanted
+
+
+def test_the_documented_gates_are_understood() -> None:
+    docs = Path(__file__).parents[4] / "docs" / "gc_profile.md"
+    documented = re.findall(r"--fail-if '([^']+)'", docs.read_text(encoding="utf-8"))
+    assert len(documented) >= 10
+    assert len(parse_gates(documented)) == len(documented)
