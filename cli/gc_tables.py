@@ -7,7 +7,6 @@ how a table is drawn is `cli/render.py`, what the figures mean `diag/gc_profile/
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
@@ -17,13 +16,12 @@ from rich.cells import cell_len, set_cell_size
 from atom.cli.render import SEPARATOR, Table, count, number, table_width
 from atom.diag.gc_profile.gates import GateOutcome, GateResult
 from atom.diag.gc_profile.model import Growth, GrowthVerdict, HookedProcess, Profile, SlowEvents, Totals, Window
+from atom.diag.gc_profile.names import arm_names, one_line
 
 __all__ = ["gate_table", "profile_tables"]
 
 NONE: Final = "–"
 SIMULATED: Final = "SIMULATED executor: no model was run"
-_LONGEST_LABEL: Final = 16
-"""With longer ones the arms are called A, B, … and each title says which is which."""
 _WIDEST: Final = 160
 """Cells; of a table that goes to a page or a pull request."""
 _LONGEST_COMMAND: Final = 44
@@ -54,12 +52,13 @@ def gate_table(results: Sequence[GateResult]) -> Table:
     """One row per gate and arm."""
     words = {GateOutcome.PASSED: "ok", GateOutcome.FAILED: "FAILED", GateOutcome.UNANSWERED: "no answer"}
     rows = [
-        [plain(result.gate, 60), plain(result.arm, 24), result.shown_value, words[result.outcome]] for result in results
+        [one_line(result.gate, 60), one_line(result.arm, 24), result.shown_value, words[result.outcome]]
+        for result in results
     ]
     unanswered = [result for result in results if result.outcome == GateOutcome.UNANSWERED]
     notes = [
         f"no answer: {why} ({', '.join(who)})"
-        for why, who in _gathered((plain(r.reason), plain(r.gate, 60)) for r in unanswered)
+        for why, who in _gathered((one_line(r.reason), one_line(r.gate, 60)) for r in unanswered)
     ]
     return Table("gates", ("fail if", "arm", "value", "gate"), rows, notes, text_columns=(1, 3))
 
@@ -76,17 +75,14 @@ class _Arm:
 
 
 def _name_arms(profiles: Sequence[Profile]) -> list[_Arm]:
-    labels = [plain(profile.label) or "run" for profile in profiles]
-    short = len({*labels}) == len(labels) and all(cell_len(label) <= _LONGEST_LABEL for label in labels)
-    names = labels if short or len(labels) == 1 else [chr(ord("A") + i) for i in range(len(labels))]
     return [
-        _Arm(profile, name, label, _described(profile, label))
-        for profile, name, label in zip(profiles, names, labels, strict=True)
+        _Arm(profile, name.short, name.label, _described(profile, name.label))
+        for profile, name in zip(profiles, arm_names(profiles), strict=True)
     ]
 
 
 def _described(profile: Profile, label: str) -> str:
-    actions = sorted({plain(process.action) for process in profile.processes if process.action})
+    actions = sorted({one_line(process.action) for process in profile.processes if process.action})
     return f"{label} (what-if {', '.join(actions)})" if actions else label
 
 
@@ -113,16 +109,16 @@ def _verdict(arms: Sequence[_Arm]) -> Table:
     for arm in arms:
         profile, who = arm.profile, f"{arm.described}: " if len(arms) > 1 else ""
         if profile.verdict:
-            sentences.append(who + plain(profile.verdict, limit=600))
+            sentences.append(who + one_line(profile.verdict, limit=600))
         for cause in profile.causes:
-            advice = f" Next: {plain(cause.advice, limit=300).rstrip('.')}." if cause.advice else ""
-            sentences.append(f"  • {cause.kind}: {_sentence(plain(cause.statement, limit=600))}{advice}")
+            advice = f" Next: {one_line(cause.advice, limit=300).rstrip('.')}." if cause.advice else ""
+            sentences.append(f"  • {cause.kind}: {_sentence(one_line(cause.statement, limit=600))}{advice}")
         if profile.validity != "valid":
             state = (
                 "NOT VALID: not sealed, the run did not end" if profile.validity is None else profile.validity.upper()
             )
             notes.append(f"{state}{f' ({arm.label})' if len(arms) > 1 else ''}")
-        notes += (who + plain(note, limit=500) for note in profile.notes)
+        notes += (who + one_line(note, limit=500) for note in profile.notes)
     return Table(_title("verdict", arms), (), (), notes, lead=sentences)
 
 
@@ -156,7 +152,7 @@ _TRAFFIC_COLUMNS: Final[Sequence[tuple[str, _Cell]]] = (
 def _windows(arms: Sequence[_Arm], width: int | None) -> list[Table]:
     """The document's table; arms whose windows are of other lengths, or that do not fit, in tables of their own."""
     tables = [_window_table(group, arms) for group in _side_by_side(arms, width)]
-    kinds = {plain(arm.profile.old_object_passes) for arm in arms} - {"", "gen-2 passes"}
+    kinds = {one_line(arm.profile.old_object_passes) for arm in arms} - {"", "gen-2 passes"}
     notes = [f"gen 2 here: {what}" for what in sorted(kinds)]
     if all(window.gen2_share is None for arm in arms for window in arm.profile.windows):
         notes = ["the collector was not seen: no hook in the API process"]
@@ -305,7 +301,7 @@ def _growth(arms: Sequence[_Arm], width: int | None) -> list[Table]:
 def _growth_table(arms: Sequence[_Arm]) -> Table:
     several = len(arms) > 1
     units = {growth.per for arm in arms for growth in arm.profile.growth.values()}
-    per = plain(units.pop()) if len(units) == 1 else None
+    per = one_line(units.pop()) if len(units) == 1 else None
     rows: list[list[str]] = []
     reasons: list[tuple[str, str]] = []
     for quantity in dict.fromkeys(quantity for arm in arms for quantity in arm.profile.growth):
@@ -314,9 +310,11 @@ def _growth_table(arms: Sequence[_Arm]) -> Table:
             if growth is None:
                 continue
             head = [_with_unit(growth), arm.name] if several else [_with_unit(growth)]
-            rows.append([*head, *_growth_cells(growth), *([plain(growth.per)] if per is None else [])])
+            rows.append([*head, *_growth_cells(growth), *([one_line(growth.per)] if per is None else [])])
             if growth.verdict == GrowthVerdict.NOT_ENOUGH_DATA and growth.reason:
-                reasons.append((plain(growth.reason), f"{plain(growth.label)}{f' ({arm.name})' if several else ''}"))
+                reasons.append(
+                    (one_line(growth.reason), f"{one_line(growth.label)}{f' ({arm.name})' if several else ''}")
+                )
     slope = f"slope per\n{per}" if per is not None else "\nslope"
     columns = ["\nquantity", *(["\narm"] if several else []), "\nverdict", slope, "\ninterval", "\nfirst → last"]
     notes = _levels(arms) + [f"not enough data: {', '.join(who)}: {why}" for why, who in _gathered(reasons)]
@@ -328,8 +326,8 @@ def _growth_table(arms: Sequence[_Arm]) -> Table:
 
 def _with_unit(growth: Growth) -> str:
     unit = {"fraction": "", "share": ""}.get(growth.unit, growth.unit)
-    label = plain(growth.label)
-    return f"{label} ({plain(unit)})" if unit and f"({unit})" not in label and unit not in label.split() else label
+    label = one_line(growth.label)
+    return f"{label} ({one_line(unit)})" if unit and f"({unit})" not in label and unit not in label.split() else label
 
 
 def _growth_cells(growth: Growth) -> list[str]:
@@ -368,7 +366,7 @@ def _families(arm: _Arm, several: bool) -> list[str]:
     families = sorted(arm.profile.growing_families.items(), key=lambda item: item[1][0] - item[1][1])
     if not families:
         return []
-    shown = [f"{plain(name, limit=80)} {first:,} → {last:,}" for name, (first, last) in families[:_MOST_FAMILIES]]
+    shown = [f"{one_line(name, limit=80)} {first:,} → {last:,}" for name, (first, last) in families[:_MOST_FAMILIES]]
     more = f" and {len(families) - _MOST_FAMILIES} more" if len(families) > _MOST_FAMILIES else ""
     return [f"families that gained series{f' ({arm.name})' if several else ''}: {', '.join(shown)}{more}"]
 
@@ -384,7 +382,7 @@ def _attribution(arms: Sequence[_Arm]) -> list[Table]:
         if not events and not attribution.note:
             continue
         title = _title("slow tokens: what the API process was doing", [arm])
-        notes = [plain(attribution.note, limit=400)] if attribution.note else []
+        notes = [one_line(attribution.note, limit=400)] if attribution.note else []
         if not events:
             tables.append(Table(title, (), (), notes))
             continue
@@ -413,7 +411,7 @@ def _slow_rows(slow: SlowEvents) -> list[list[str]]:
         _chance(slow.expected_in_render),
         _lift(slow.lift_render, slow.lift_render_low, slow.lift_render_high),
     ]
-    kind = f"{plain(slow.kind)}s"
+    kind = f"{one_line(slow.kind)}s"
     both = [[kind, "both of these", *part(slow.in_both), "", "", ""]] if slow.in_both else []
     return [
         [kind, "a gen-2 pass", *part(slow.in_pass), *in_pass, number(slow.excess_in_pass_s)],
@@ -440,10 +438,10 @@ _ProcessColumn = tuple[str, Callable[[HookedProcess], str], bool]
 """Header, cell, whether it moves into a note where all hooked processes say the same."""
 
 _PROCESS_COLUMNS: Final[Sequence[_ProcessColumn]] = (
-    ("collector", lambda p: plain(p.collector or "") or NONE, True),
+    ("collector", lambda p: one_line(p.collector or "") or NONE, True),
     ("thresholds", lambda p: NONE if p.thresholds is None else "/".join(map(str, p.thresholds)), True),
-    ("python", lambda p: plain(p.python or "", limit=24) or NONE, True),
-    ("what-if", lambda p: plain(p.action or "") or NONE, True),
+    ("python", lambda p: one_line(p.python or "", limit=24) or NONE, True),
+    ("what-if", lambda p: one_line(p.action or "") or NONE, True),
     ("frozen", lambda p: count(p.frozen), True),
     ("gen-2\npasses", lambda p: count(p.gen2_passes), False),
     ("gen-2\ntime (s)", lambda p: number(p.gen2_seconds), False),
@@ -470,7 +468,7 @@ def _processes(arms: Sequence[_Arm], width: int | None) -> Table:
     rows = [
         [
             *([arm.name] if several else []),
-            *(str(p.pid), plain(p.role, limit=24), "", "yes" if p.hooked else "NO"),
+            *(str(p.pid), one_line(p.role, limit=24), "", "yes" if p.hooked else "NO"),
             *(cell(p) for _, cell, _ in used),
         ]
         for arm, p in listed
@@ -504,7 +502,10 @@ def _process_columns(processes: Sequence[HookedProcess]) -> tuple[list[_ProcessC
 
 def _not_hooked(listed: Sequence[tuple[_Arm, HookedProcess]], several: bool) -> list[str]:
     without = [
-        (plain(p.reason) or "the hook did not load", f"{p.pid} ({f'{arm.name}, ' if several else ''}{plain(p.role)})")
+        (
+            one_line(p.reason) or "the hook did not load",
+            f"{p.pid} ({f'{arm.name}, ' if several else ''}{one_line(p.role)})",
+        )
         for arm, p in listed
         if not p.hooked
     ]
@@ -521,7 +522,7 @@ def _some(names: Sequence[str]) -> str:
 
 def short_command(command: str, room: int) -> str:
     """Programs and scripts without their folders, cut to `room` cells: `python3 vllm serve Qwen/Qwen3-8B --po…`."""
-    words = plain(command, limit=400).split()
+    words = one_line(command, limit=400).split()
     for index, word in enumerate(words[:2]):
         if word.startswith("/"):
             words[index] = word.rstrip("/").rpartition("/")[2]
@@ -529,12 +530,6 @@ def short_command(command: str, room: int) -> str:
 
 
 # ---- cells -------------------------------------------------------------------------------------------------------
-
-
-def plain(text: str, limit: int = 200) -> str:
-    """Text from a server or a run directory in one line: no control character may reach a terminal."""
-    kept = "".join(" " if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text[: limit * 2])
-    return cut(" ".join(kept.split()), limit)
 
 
 def cut(text: str, room: int) -> str:

@@ -10,10 +10,11 @@ import json
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from atom.bench.rundir import write_text
 from atom.diag.gc_profile.model import Profile
+from atom.diag.gc_profile.names import arm_names
 from atom.diag.gc_profile.page.series import arm_series
 
 __all__ = ["PageTable", "write_page"]
@@ -47,16 +48,17 @@ _JUDGED: Final[Mapping[bool | None, tuple[str, str]]] = {
 def write_page(path: Path, profiles: Sequence[Profile], tables: Sequence[PageTable]) -> None:
     """Write the page of `profiles` to `path`; the series are read from each profile's run directory, whose absence
     leaves its charts empty. RunError if the file cannot be written."""
-    data = {"arms": [arm_series(profile) for profile in profiles]}
+    names = [name.full for name in arm_names(profiles)]
+    data = {"arms": [arm_series(profile, name) for profile, name in zip(profiles, names, strict=True)]}
     # Above the charts: the verdict and the windows, which may be several tables where there are several arms.
     upper = 2
     while upper < len(tables) and tables[upper].groups:
         upper += 1
     parts = {
-        "<!--title-->": html.escape(_title(profiles)),
-        "<!--head-->": _head(profiles),
+        "<!--title-->": html.escape(_title(names)),
+        "<!--head-->": _head(profiles, names),
         "<!--upper-->": "\n".join(map(_section, tables[:upper])),
-        "<!--lower-->": "\n".join([*map(_section, tables[upper:]), _origins(profiles)]),
+        "<!--lower-->": "\n".join([*map(_section, tables[upper:]), _origins(profiles, names)]),
     }
     folder, shared = resources.files("atom.diag.gc_profile.page"), resources.files("atom.bench.report")
     page = (folder / "page.html").read_text(encoding="utf-8")
@@ -82,19 +84,19 @@ def _filled(page: str, pieces: dict[str, str]) -> str:
         rest = rest[at + len(mark) :]
 
 
-def _title(profiles: Sequence[Profile]) -> str:
-    return "gc-profile · " + " vs ".join(profile.label for profile in profiles)
+def _title(names: Sequence[str]) -> str:
+    return "gc-profile · " + " vs ".join(names)
 
 
-def _head(profiles: Sequence[Profile]) -> str:
+def _head(profiles: Sequence[Profile], names: Sequence[str]) -> str:
     badges = []
-    for profile in profiles:
+    for profile, name in zip(profiles, names, strict=True):
         kind, word = _JUDGED[profile.is_problem]
-        badges.append((kind, f"{profile.label}: {word}" if len(profiles) > 1 else word))
+        badges.append((kind, f"{name}: {word}" if len(profiles) > 1 else word))
     if any(profile.simulated for profile in profiles):
         badges.append(("warn", "simulated executor: no model was run"))
     spans = "".join(f'<span class="badge {kind}">{html.escape(word)}</span>' for kind, word in badges)
-    return f"<h1>{html.escape(_title(profiles))}{spans}</h1>"
+    return f"<h1>{html.escape(_title(names))}{spans}</h1>"
 
 
 def _section(table: PageTable) -> str:
@@ -131,11 +133,9 @@ def _cells(table: PageTable, cells: Sequence[str], tag: str) -> str:
     return "".join(parts)
 
 
-def _origins(profiles: Sequence[Profile]) -> str:
-    rows: list[list[Any]] = [
-        [profile.label, profile.directory, profile.validity or "not sealed"] for profile in profiles
-    ]
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+def _origins(profiles: Sequence[Profile], names: Sequence[str]) -> str:
+    rows = [(name, p.directory, p.validity or "not sealed") for name, p in zip(names, profiles, strict=True)]
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     head = "<tr><th>arm</th><th>run directory</th><th>validity</th></tr>"
     table = f'<div class="scroll"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>'
     return f"<h2>where it comes from</h2>\n{table}"

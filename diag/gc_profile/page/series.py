@@ -25,9 +25,10 @@ MAX_POINTS: Final = 2400
 Point = tuple[float, float]
 
 
-def arm_series(profile: Profile) -> dict[str, Any]:
-    """Everything the page draws of one arm; empty lists where nothing was recorded or the directory is gone."""
-    head: dict[str, Any] = {"label": profile.label, "duration_s": profile.totals.duration_s, "why_empty": None}
+def arm_series(profile: Profile, name: str) -> dict[str, Any]:
+    """Everything the page draws of one arm, which it calls `name`; empty lists where nothing was recorded, or the
+    directory is gone."""
+    head: dict[str, Any] = {"label": name, "duration_s": profile.totals.duration_s, "why_empty": None}
     try:
         evidence = read_evidence(RunDirectory.open(Path(profile.directory)))
     except (UsageError, OSError) as error:

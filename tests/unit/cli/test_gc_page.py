@@ -165,7 +165,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
 
 def test_a_run_that_is_gone_leaves_its_tables(tmp_path: Path) -> None:
     gone = profile(run_of(tmp_path / "a", seconds=4), "gone", directory=str(tmp_path / "nowhere"))
-    series = arm_series(gone)
+    series = arm_series(gone, "gone")
     assert "is no run directory" in series["why_empty"]
     assert series["ttft_ms"] == []
     write_page(tmp_path / "page.html", [gone], profile_tables([gone]))
@@ -174,7 +174,7 @@ def test_a_run_that_is_gone_leaves_its_tables(tmp_path: Path) -> None:
 
 def test_series_are_bounded_and_keep_the_stalls(tmp_path: Path) -> None:
     run_dir = run_of(tmp_path / "a", seconds=30, requests=6000)
-    series = arm_series(profile(run_dir, "a", 30.0))
+    series = arm_series(profile(run_dir, "a", 30.0), "a")
     assert len(series["ttft_ms"]) <= MAX_POINTS
     assert series["passes_ms"][-1] == (29.5, 241.0)
     assert max(value for _, value in series["ttft_ms"]) > 300

@@ -334,3 +334,8 @@ def test_gates_say_what_they_found_and_why_not() -> None:
         "no answer: gen2_share was not seen in this run (gen2_share>1%)",
         "no answer: rss_mb was not seen in this run (growth.rss_mb=grows)",
     ]
+
+
+def test_arms_of_one_label_are_told_apart_by_their_directories() -> None:
+    tables = profile_tables([profile("main"), profile("main", directory="runs/other")])
+    assert "A: main (runs/main), B: main (runs/other)" in tables[1].title
