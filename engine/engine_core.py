@@ -106,7 +106,11 @@ class EngineCore:
             in_flight.append(executor.submit(output))
         if not in_flight:
             return self._report_without_step()
-        update = scheduler.update(executor.collect(in_flight.popleft()))
+        result = executor.collect(in_flight.popleft())
+        update = scheduler.update(result)
+        stats = scheduler.stats()
+        if result.device_times is not None:
+            stats = msgspec.structs.replace(stats, device_times=result.device_times)
         outputs = StepOutputs(
             engine_index=self.engine_index,
             step=update.step,
@@ -117,7 +121,7 @@ class EngineCore:
             first_scheduled=update.first_scheduled,
             logprobs=update.logprobs,
             prompt_logprobs=update.prompt_logprobs,
-            stats=scheduler.stats(),
+            stats=stats,
         )
         if not scheduler.has_work:
             self._check_idle()

@@ -102,3 +102,9 @@ METRICS_DEVICE_TIMER: Final = Variable[bool](
 VARIABLES: Final[tuple[Variable[object], ...]] = (  # type: ignore[assignment]
     API_KEY, CPU_KERNELS, ENGINE_CONFIG, METRICS_DEVICE_TIMER, FAULTS, METRICS_PER_REQUEST_CONTEXT,
 )  # fmt: skip
+
+
+def check_environment() -> None:
+    """Raise the `ConfigError` of the first variable that is set to what it cannot be."""
+    for variable in VARIABLES:
+        variable.read()

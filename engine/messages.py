@@ -79,6 +79,14 @@ class FirstSchedule(msgspec.Struct, frozen=True, array_like=True):
     num_cached_tokens: int
 
 
+class DeviceTimes(msgspec.Struct, frozen=True, array_like=True):
+    """Where the device spent one step."""
+
+    forward_seconds: float
+    sample_seconds: float | None = None
+    """None when the step sampled nothing, or the executor cannot tell sampling apart."""
+
+
 class SchedulerStats(msgspec.Struct, frozen=True, array_like=True):
     """State after a step. Plain numbers: the core never touches Prometheus. Counts `*_total` are cumulative."""
 
@@ -103,6 +111,9 @@ class SchedulerStats(msgspec.Struct, frozen=True, array_like=True):
     """Of the last step."""
     step_seconds: float = 0.0
     """Execution time of the last step as the executor measured it."""
+    device_times: list[DeviceTimes] | None = None
+    """Of the steps whose times have become known since the report before, oldest first: a device's clocks are read
+    without waiting for them, so they may be those of earlier steps. None unless `envs.METRICS_DEVICE_TIMER` is on."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):

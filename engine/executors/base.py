@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atom.engine.errors import RequestError
-from atom.engine.messages import TokenLogprobs
+from atom.engine.messages import DeviceTimes, TokenLogprobs
 from atom.engine.sampling_params import SamplingParams
 
 
@@ -68,6 +68,10 @@ class StepResult:
     """Complete lists for prompts whose last chunk was in this step."""
     seconds: float = 0.0
     """Execution time of the step."""
+    device_times: list[DeviceTimes] | None = None
+    """With `envs.METRICS_DEVICE_TIMER`: of every step whose times have become known since the result before. An
+    executor that reads its device's event pairs only once they have passed, so as not to wait for them, reports a step
+    some results late; each step once."""
 
 
 @dataclass(slots=True)

@@ -47,6 +47,7 @@ class CPUExecutor(Executor):
     def __init__(self, config: EngineConfig, kernels: envs.KernelChoice | None = None) -> None:
         self._config = config
         self._choice = kernels or envs.CPU_KERNELS.read()
+        self._report_device_times = envs.METRICS_DEVICE_TIMER.read()
         self._kernels: CPUKernels | None = None
         self._queue: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
@@ -64,7 +65,8 @@ class CPUExecutor(Executor):
             raise
 
     def _start(self) -> int:
-        threads = self._config.num_threads or len(os.sched_getaffinity(0))
+        cpus = len(os.sched_getaffinity(0)) // self._config.parallel.data_parallel_size
+        threads = self._config.num_threads or max(1, cpus)
         why_torch = self._open_kernels(threads)
         dtype, dtype_reason = _choose_dtype(self._config)
         loaded = load_model(self._config.model, dtype=dtype)
@@ -81,7 +83,9 @@ class CPUExecutor(Executor):
         table = SequenceTable(
             scheduler.max_num_seqs, max_model_len, self._config.cache.block_size, self._config.model.seed
         )
-        self.runner = ModelRunner(backend, table, self._config.cache.block_size, self._kernels)
+        self.runner = ModelRunner(
+            backend, table, self._config.cache.block_size, self._kernels, report_device_times=self._report_device_times
+        )
         self._info = _describe(loaded, cache, max_model_len) | {
             "executor": self.kind,
             "dtype_reason": dtype_reason,
@@ -152,7 +156,8 @@ class CPUExecutor(Executor):
             dtype,
         )
         max_tokens = max_model_len * self._config.scheduler.max_num_seqs
-        return KVCache(shape, choose_num_blocks(self._config.cache, shape, max_tokens, available_memory()))
+        available = available_memory() // self._config.parallel.data_parallel_size
+        return KVCache(shape, choose_num_blocks(self._config.cache, shape, max_tokens, available))
 
     def _run_step(self, output: SchedulerOutput) -> StepResult:
         assert self.runner is not None

@@ -26,7 +26,7 @@ from atom.engine.executors.sequence_table import SequenceTable
 from atom.engine.executors.step_batch import StepBatch, build_batch
 from atom.engine.kernels.bindings import DTYPES, MAX_GROUP, MAX_HEAD_DIM, CPUKernels
 from atom.engine.kernels.decoder import FusedDecoder, why_not_fused
-from atom.engine.messages import TokenLogprobs
+from atom.engine.messages import DeviceTimes, TokenLogprobs
 from atom.engine.models.decoder import DecoderLM
 
 __all__ = ["Backend", "ModelRunner", "choose_backend", "create_backend"]
@@ -124,11 +124,20 @@ def create_backend(
 class ModelRunner:
     """State of all sequences and the steps over them. One thread owns it."""
 
-    def __init__(self, backend: Backend, table: SequenceTable, block_size: int, kernels: CPUKernels | None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        table: SequenceTable,
+        block_size: int,
+        kernels: CPUKernels | None,
+        *,
+        report_device_times: bool = False,
+    ) -> None:
         self._backend = backend
         self._table = table
         self._block_size = block_size
         self._sampler = Sampler(kernels)
+        self._report_device_times = report_device_times
         self.phase_seconds = {"batch": 0.0, "forward": 0.0, "sample": 0.0}
         """Where the time went since the start, for measurements."""
 
@@ -148,6 +157,9 @@ class ModelRunner:
         for state, token in zip(batch.sampling, tokens, strict=True):
             self._table.append_token(state, token)
         t3 = time.perf_counter()
+        device_times = None
+        if self._report_device_times:  # the CPU is the device: its clock has been read anyway
+            device_times = [DeviceTimes(t2 - t1, t3 - t2 if batch.sampling else None)]
         for phase, seconds in (("batch", t1 - t0), ("forward", t2 - t1), ("sample", t3 - t2)):
             self.phase_seconds[phase] += seconds
         return StepResult(
@@ -157,6 +169,7 @@ class ModelRunner:
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             seconds=t3 - t0,
+            device_times=device_times,
         )
 
     def _take_changes(self, output: SchedulerOutput) -> None:

@@ -22,10 +22,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from atom.engine import envs
 from atom.engine.config import EngineConfig
 from atom.engine.errors import ConfigError
 from atom.engine.executors.base import Executor, NewSequence, SchedulerOutput, StepHandle, StepResult
-from atom.engine.messages import TokenLogprobs
+from atom.engine.messages import DeviceTimes, TokenLogprobs
 
 DEFAULT_NUM_BLOCKS: Final = 1 << 16
 DEFAULT_MAX_MODEL_LEN: Final = 131_072
@@ -99,6 +100,7 @@ class SimulatedExecutor(Executor):
         self._special: dict[int, NewSequence] = {}
         """Sequences that need more than the token of their position."""
         self._busy_until = 0.0
+        self._report_device_times = envs.METRICS_DEVICE_TIMER.read()
 
     def start(self) -> int:
         self._tokens = token_table(self._seed, self._max_model_len + 1, self._vocab_size)
@@ -172,6 +174,8 @@ class SimulatedExecutor(Executor):
             seq_ids = [seq_id for seq_id, _ in sampled]
             token_ids = [tokens[position] for _, position in sampled]
         result = StepResult(output.step, seq_ids, token_ids, seconds=seconds)
+        if self._report_device_times:  # what the model says; it has no sampler
+            result.device_times = [DeviceTimes(seconds)]
         if self._special:
             self._compute_special(output, result)
         return result

@@ -19,6 +19,7 @@ from atom.engine.messages import FINISH_ABORT, FINISH_ERROR
 from atom.engine.sampling_params import SamplingParams
 from atom.engine.server.api_errors import ApiError, invalid, shutting_down, unavailable
 from atom.engine.server.formats import AnswerFormat, Usage, usage
+from atom.engine.server.metrics.recorder import SequenceRecorder
 from atom.engine.server.protocol import GenerationRequest
 from atom.engine.server.request_log import RequestLine
 from atom.engine.server.service import Exchange, Service
@@ -76,13 +77,25 @@ class Choice(abc.ABC):
         tokens = len(event.token_ids)
         if not tokens:
             return
-        recorder = self.answer.service.recorder
+        figures = self.figures
         if self.last_ns:
-            recorder.inter_token.observe((now - self.last_ns) * SECONDS_PER_NS / tokens, tokens)
+            figures.inter_token.observe((now - self.last_ns) * SECONDS_PER_NS / tokens, tokens)
         else:
             self.first_ns = now
-            recorder.ttft[self.answer.streams].observe((now - self.answer.exchange.received_ns) * SECONDS_PER_NS)
+            figures.ttft[self.answer.streams].observe((now - self.answer.exchange.received_ns) * SECONDS_PER_NS)
         self.last_ns = now
+
+    @property
+    def figures(self) -> SequenceRecorder:
+        """Where the engine that serves this sequence is counted; which one that is, its first event knows."""
+        assert self.stream is not None
+        return self.answer.service.recorder.sequences[self.stream.sequence.engine_index]
+
+    @property
+    def context_id(self) -> str:
+        """Names this sequence in metrics: the answer's id, with the choice's number where there are several."""
+        answer = self.answer
+        return answer.format.id if len(answer.prompts) * answer.params.n == 1 else f"{answer.format.id}-{self.index}"
 
     @abc.abstractmethod
     def take(self, event: TokenEvent) -> None:
@@ -99,11 +112,17 @@ class Choice(abc.ABC):
         self.num_cached = event.num_cached_tokens
         answer = self.answer
         now = time.monotonic_ns()
-        answer.service.recorder.finished_sequence(self.stream.sequence, reason, answer.exchange.received_ns, now)
+        self.figures.finished_sequence(self.stream.sequence, reason, answer.exchange.received_ns, now)
+        self.close_context()
         if reason in (FINISH_ABORT, FINISH_ERROR):
             answer.fail(answer.engine_error(event))
         else:
             answer.choice_ended()
+
+    def close_context(self) -> None:
+        contexts = self.answer.service.recorder.contexts
+        if contexts is not None:
+            contexts.ended(self.context_id)
 
 
 class Answer(abc.ABC):
@@ -131,6 +150,7 @@ class Answer(abc.ABC):
         self.choices: list[Choice] = []
         self.error: ApiError | None = None
         self._num_open = 0
+        self._submitted = False
 
     async def run(self) -> None:
         """Submit, answer, and return when the response is complete or the client is gone. What the engine refuses at
@@ -146,6 +166,8 @@ class Answer(abc.ABC):
             self.service.answers.discard(self)
             self._abort_open()
             self._log()
+            if self._submitted:
+                self.choices[0].figures.ended_request(self.params.n, self.params.max_tokens)
             self._release()
 
     def _submit(self) -> None:
@@ -160,7 +182,10 @@ class Answer(abc.ABC):
                 choice = self.new_choice(prompt_index * n + child_index, prompt)
                 choice.stream = dispatcher.submit(self.format.id, prompt.token_ids, child, choice)
                 self.choices.append(choice)
-        recorder.submitted(self.exchange.received_ns, time.monotonic_ns(), n, self.params.max_tokens)
+                if recorder.contexts is not None:
+                    recorder.contexts.submitted(choice.context_id, choice.stream.sequence)
+        recorder.submitted(self.exchange.received_ns, time.monotonic_ns())
+        self._submitted = True
 
     @abc.abstractmethod
     def new_choice(self, index: int, prompt: Prompt) -> Choice: ...
@@ -181,9 +206,10 @@ class Answer(abc.ABC):
         self._num_open -= 1
         if self._num_open:
             return
-        recorder, n = self.service.recorder, self.params.n
+        n = self.params.n
         for start in range(0, len(self.choices), n):
-            recorder.max_generation_tokens.observe(max(one.num_tokens for one in self.choices[start : start + n]))
+            longest = max(one.num_tokens for one in self.choices[start : start + n])
+            self.choices[start].figures.max_generation_tokens.observe(longest)
         self.complete()
 
     def fail(self, error: ApiError) -> None:
@@ -204,7 +230,8 @@ class Answer(abc.ABC):
                 choice.finish_reason = FINISH_ABORT
                 choice.num_tokens = choice.stream.sequence.num_output_tokens
                 choice.stream.abort()
-                self.service.recorder.finished[FINISH_ABORT] += 1
+                choice.figures.finished[FINISH_ABORT] += 1
+                choice.close_context()
 
     def _release(self) -> None:
         """Cut the circle of answer, writer, choices and streams: a circle is left to the garbage collector, and at

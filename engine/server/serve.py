@@ -28,6 +28,7 @@ from typing import Any, Final
 
 import uvicorn
 
+from atom.engine import envs
 from atom.engine.config import EMBEDDED_MODEL, EngineConfig
 from atom.engine.core_manager import CoreManager
 from atom.engine.errors import AtomEngineError, ConfigError, EngineDeadError, ModelLoadError
@@ -39,9 +40,10 @@ from atom.engine.server.app import Application
 from atom.engine.server.body import BodyBudget
 from atom.engine.server.config import ServerConfig
 from atom.engine.server.http_protocol import BoundedHttpProtocol
-from atom.engine.server.metrics.catalog import CACHE_INFO_LABELS
 from atom.engine.server.metrics.exporter import MetricsExporter
+from atom.engine.server.metrics.loop_lag import LoopLagTimer
 from atom.engine.server.metrics.recorder import Recorder
+from atom.engine.server.metrics.request_context import RequestContextGauges
 from atom.engine.server.metrics.source import MetricsSource
 from atom.engine.server.request_log import RequestLog
 from atom.engine.server.service import Service
@@ -100,6 +102,7 @@ async def serve(engine_config: EngineConfig, config: ServerConfig) -> int:
     """
     loop = asyncio.get_running_loop()
     signals = _Signals(loop)
+    envs.check_environment()  # now, not after a model was loaded
     request_log = RequestLog(config.request_log) if config.request_log is not None else None
     listener = bind(config.host, config.port)
     try:
@@ -185,14 +188,14 @@ def _build_service(
 ) -> Service:
     info = manager.info
     max_model_len: int = info["max_model_len"]
-    recorder = Recorder(max_model_len, len(manager.engines))
+    wants_contexts = envs.METRICS_PER_REQUEST_CONTEXT.read() and config.metrics_dialect != "vllm"
+    contexts = RequestContextGauges() if wants_contexts else None
+    device_timer = envs.METRICS_DEVICE_TIMER.read()
+    recorder = Recorder(max_model_len, len(manager.engines), device_timer=device_timer, contexts=contexts)
     manager.on_step = recorder.on_step
     names = config.served_model_names or (_model_name(engine_config),)
     pids = {"api": os.getpid(), **{f"core-{core.index}": core.pid for core in manager.engines}}
-    cache = engine_config.cache
-    cache_values = (str(cache.block_size), str(cache.enable_prefix_caching), str(info["num_kv_blocks"]))
-    cache_info = dict(zip(CACHE_INFO_LABELS, cache_values, strict=True))
-    source = MetricsSource(recorder, manager, pids, names[0], cache_info)
+    source = MetricsSource(recorder, manager, pids, names[0], engine_config.cache)
     return Service(
         config=config,
         engine_config=engine_config,
@@ -201,6 +204,7 @@ def _build_service(
         tokenizer=tokenizer,
         recorder=recorder,
         exporter=MetricsExporter(source, config.metrics_dialect),
+        loop_lag=LoopLagTimer(recorder.loop_lag),
         model_names=names,
         max_model_len=max_model_len,
         vocab_size=tokenizer.vocab_size,
@@ -247,6 +251,8 @@ async def _serve_until_stopped(service: Service, listener: socket.socket, signal
     # What exists now lives as long as the process: the collector need not walk it again and again.
     gc.collect()
     gc.freeze()
+    service.exporter.source.frozen_objects = gc.get_freeze_count()
+    service.loop_lag.start()
     _listen(listener, config)
     serving = asyncio.create_task(http.serve([listener]))
     await http.listening.wait()

@@ -20,6 +20,7 @@ from atom.engine.server.api_errors import ApiError, engine_dead, shutting_down, 
 from atom.engine.server.body import BodyBudget, CheckFields, read_request
 from atom.engine.server.config import ServerConfig
 from atom.engine.server.metrics.exporter import MetricsExporter
+from atom.engine.server.metrics.loop_lag import LoopLagTimer
 from atom.engine.server.metrics.recorder import Recorder
 from atom.engine.server.request_log import RequestLog
 from atom.engine.server.response_writer import JSON_HEADER, ResponseWriter
@@ -64,6 +65,7 @@ class Service:
     tokenizer: Tokenizer
     recorder: Recorder
     exporter: MetricsExporter
+    loop_lag: LoopLagTimer
     model_names: tuple[str, ...]
     """The first is the one that responses carry."""
     max_model_len: int
@@ -125,6 +127,7 @@ class Service:
 
     def close(self) -> None:
         self.workers.shutdown(wait=False, cancel_futures=True)
+        self.loop_lag.stop()
         self.exporter.close()
         if self.request_log is not None:
             self.request_log.close()

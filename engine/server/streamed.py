@@ -7,6 +7,7 @@ Only the pending events of a reader that cannot keep up are merged; a merged eve
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from atom.engine.messages import FINISH_ABORT, FINISH_ERROR
 from atom.engine.server.answer import SECONDS_PER_NS, Answer, Choice, Prompt, log
@@ -32,6 +33,8 @@ class StreamedChoice(Choice):
     )
 
     answer: StreamedAnswer
+    _observe_itl: Callable[[float, int], None]
+    """There once `_after` is set."""
 
     def __init__(self, answer: StreamedAnswer, index: int, prompt: Prompt) -> None:
         super().__init__(answer, index, prompt)
@@ -44,7 +47,6 @@ class StreamedChoice(Choice):
         self._echo = answer.options.echo
         self._writer = answer.writer
         self._recorder = answer.service.recorder
-        self._observe_itl = self._recorder.inter_token.observe
         self.pending: list[TokenEvent] = []
         """What the reader has not taken yet."""
 
@@ -88,6 +90,7 @@ class StreamedChoice(Choice):
             return self._encoder.encode(event)
         opening, self._opening = self._opening, None
         self._after = self._encoder.after
+        self._observe_itl = self.figures.inter_token.observe
         return opening + self._encoder.encode(event, self._echoed(event) if self._echo else None)
 
     def _echoed(self, event: TokenEvent) -> TokenEvent:

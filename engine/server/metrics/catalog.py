@@ -1,21 +1,24 @@
 """Every metric family: its name, type, labels, meaning, when it has samples, and where its values come from.
 
 One row is one family; adding a metric is adding a row here and one in docs/metrics_guide.md (a test compares them).
-Names without `_total`: counters get it from the exposition format. `vllm:` rows carry vLLM's names, labels and
-buckets, so that dashboards made for it work.
+What exists only on request (`engine/envs.py`) has a row too, which says so. Names without `_total`: counters get it
+from the exposition format. `vllm:` rows carry vLLM's names, labels and buckets, so that dashboards made for it work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final, Literal, TypeAlias
 
 import psutil
 
+from atom.engine import envs
 from atom.engine.messages import SchedulerStats
+from atom.engine.server.metrics import request_context
 from atom.engine.server.metrics.histogram import ITL_BUCKETS, Histogram
-from atom.engine.server.metrics.recorder import EngineRecorder, Recorder
+from atom.engine.server.metrics.recorder import FINISH_REASONS, EngineRecorder, Recorder, SequenceRecorder
 from atom.engine.server.metrics.source import MetricsSource, ProcessFigures
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -25,7 +28,12 @@ Read: TypeAlias = Callable[[MetricsSource], Iterable[Sample]]
 ALWAYS: Final = "always"
 TRAFFIC: Final = "always; zero until the first request"
 STREAMED: Final = "always; zero until the second token of a sequence"
+TICKS: Final = "always; 20 observations a second"
 PREFIX: Final = "always; zero with --no-enable-prefix-caching"
+
+
+def _opt_in(variable: envs.Variable[bool], then: str) -> str:
+    return f"Opt-in: requires {variable.name}=1; no samples by default; then {then}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,8 @@ class Family:
     labels: tuple[str, ...]
     meaning: str
     has_samples: str
-    read: Read
+    read: Read | None
+    """None: where it is switched on, a prometheus-client metric of its own is in the registry."""
 
     @property
     def dialect(self) -> str:
@@ -57,9 +66,26 @@ def _once(get: Callable[[Recorder], float | Histogram]) -> Read:
     return lambda source: [((), get(source.recorder))]
 
 
-def _per_engine(get: Callable[[EngineRecorder], float | Histogram]) -> Read:
-    """dp_rank → a value of that engine's recorder."""
-    return lambda source: [((str(index),), get(engine)) for index, engine in enumerate(source.recorder.engines)]
+def _total(get: Callable[[SequenceRecorder], Histogram]) -> Read:
+    """A histogram of the sequences of all engines."""
+    return lambda source: [((), reduce(Histogram.plus, map(get, source.recorder.sequences)))]
+
+
+def _per_engine(get: Callable[[EngineRecorder], float | Histogram | None]) -> Read:
+    """dp_rank → a value of that engine's recorder; no sample where it has none."""
+
+    def read(source: MetricsSource) -> Iterable[Sample]:
+        for index, engine in enumerate(source.recorder.engines):
+            value = get(engine)
+            if value is not None:
+                yield (str(index),), value
+
+    return read
+
+
+def _per_sequences(get: Callable[[SequenceRecorder], float | Histogram]) -> Read:
+    """engine → a value of its sequences."""
+    return lambda source: [((str(index),), get(row)) for index, row in enumerate(source.recorder.sequences)]
 
 
 def _per_stats(get: Callable[[SchedulerStats], float]) -> Read:
@@ -88,13 +114,8 @@ def _collections(key: str) -> Read:
 
 
 def _model(read: Read) -> Read:
-    """A reader without labels or by engine, as vLLM labels it: model_name, engine."""
-
-    def labelled(source: MetricsSource) -> Iterable[Sample]:
-        for labels, value in read(source):
-            yield (source.model_name, *(labels or ("0",))), value
-
-    return labelled
+    """A reader by engine, as vLLM labels it: model_name, engine."""
+    return lambda source: [((source.model_name, *labels), value) for labels, value in read(source)]
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -115,13 +136,21 @@ def _hit_ratio(source: MetricsSource) -> Iterable[Sample]:
     return [((), _ratio(hits, queries))]
 
 
+def _ttft(source: MetricsSource) -> Iterable[Sample]:
+    for streaming in (True, False):
+        rows = [row.ttft[streaming] for row in source.recorder.sequences]
+        yield (str(streaming).lower(),), reduce(Histogram.plus, rows)
+
+
 def _finished(source: MetricsSource) -> Iterable[Sample]:
-    return [((reason,), count) for reason, count in list(source.recorder.finished.items())]
+    sequences = source.recorder.sequences
+    return [((reason,), sum(row.finished[reason] for row in sequences)) for reason in FINISH_REASONS]
 
 
 def _success(source: MetricsSource) -> Iterable[Sample]:
-    finished = list(source.recorder.finished.items())
-    return [((source.model_name, "0", reason), count) for reason, count in finished]
+    for index, row in enumerate(source.recorder.sequences):
+        for reason in FINISH_REASONS:
+            yield (source.model_name, str(index), reason), row.finished[reason]
 
 
 def _http(source: MetricsSource) -> Iterable[Sample]:
@@ -130,7 +159,7 @@ def _http(source: MetricsSource) -> Iterable[Sample]:
 
 
 def _cache_info(source: MetricsSource) -> Iterable[Sample]:
-    return [(("0", *source.cache_info.values()), 1.0)]
+    return [((str(index), *values), 1.0) for index, values in enumerate(source.cache_info)]
 
 
 CACHE_INFO_LABELS: Final = ("block_size", "enable_prefix_caching", "num_gpu_blocks")
@@ -148,18 +177,17 @@ def _atom_api() -> Iterable[Family]:
     yield Family(
         "atom:time_to_first_token_seconds", "histogram", ("streaming",),
         "HTTP request received to its first token in this process, by whether the client streams",
-        TRAFFIC,
-        lambda source: [((str(streaming).lower(),), row) for streaming, row in source.recorder.ttft.items()],
+        TRAFFIC, _ttft,
     )  # fmt: skip
     yield Family(
         "atom:inter_token_latency_seconds", "histogram", (),
         "gap between the events of a sequence divided by the tokens of the later one, counted once per token",
-        STREAMED, _once(lambda recorder: recorder.inter_token),
+        STREAMED, _total(lambda sequences: sequences.inter_token),
     )  # fmt: skip
     yield Family(
         "atom:e2e_request_latency_seconds", "histogram", (),
         "HTTP request received to the last token, of sequences that ended by stop or length",
-        TRAFFIC, _once(lambda recorder: recorder.e2e),
+        TRAFFIC, _total(lambda sequences: sequences.e2e),
     )  # fmt: skip
     yield Family(
         "atom:ttft_api_preprocess_seconds", "histogram", (),
@@ -183,6 +211,17 @@ def _atom_api() -> Iterable[Family]:
         "atom:http_requests", "counter", ("route", "status"),
         "HTTP responses begun, by route and status", "once a route has answered", _http,
     )  # fmt: skip
+    yield Family(
+        "atom:event_loop_lag_seconds", "histogram", (),
+        "by how much a timer on the server's event loop was late: its stalls", TICKS,
+        _once(lambda recorder: recorder.loop_lag),
+    )  # fmt: skip
+    for name, meaning in (
+        (request_context.PREFILL_NAME, request_context.PREFILL_MEANING),
+        (request_context.DECODE_NAME, request_context.DECODE_MEANING),
+    ):
+        has_samples = _opt_in(envs.METRICS_PER_REQUEST_CONTEXT, "one series per request, for ever")
+        yield Family(name, "gauge", request_context.LABELS, meaning, has_samples, None)
 
 
 def _atom_engine() -> Iterable[Family]:
@@ -203,6 +242,18 @@ def _atom_engine() -> Iterable[Family]:
     yield Family(
         "atom:prefill_batch_tokens", "histogram", _DP,
         "prompt tokens of steps that had any", TRAFFIC, _per_engine(lambda engine: engine.prefill_batch_tokens),
+    )  # fmt: skip
+    yield Family(
+        "atom:device_forward_seconds", "histogram", _DP,
+        "forward pass of a step on its device; in a simulated run the time that its model says",
+        _opt_in(envs.METRICS_DEVICE_TIMER, "zero until the first request"),
+        _per_engine(lambda engine: engine.device_forward),
+    )  # fmt: skip
+    yield Family(
+        "atom:device_sample_seconds", "histogram", _DP,
+        "sampling, with log probabilities, of steps that sampled anything; zero in a simulated run",
+        _opt_in(envs.METRICS_DEVICE_TIMER, "zero until the first request"),
+        _per_engine(lambda engine: engine.device_sample),
     )  # fmt: skip
     yield Family(
         "atom:scheduler_requests", "gauge", ("dp_rank", "state"),
@@ -232,6 +283,11 @@ def _atom_engine() -> Iterable[Family]:
     )
     for name, kind, meaning, get in totals:
         yield Family(f"atom:{name}", kind, (), meaning, TRAFFIC, _summed(get))
+    yield Family(
+        "atom:requests_held_back", "gauge", (),
+        "sequences that no engine has yet: with several engines they wait in the API process until one has room",
+        ALWAYS, lambda source: [((), source.engine.num_held_back)],
+    )  # fmt: skip
     yield Family(
         "atom:kv_cache_usage_ratio", "gauge", _DP, "share of KV blocks in use, 0 to 1", TRAFFIC, _per_stats(_usage)
     )
@@ -277,6 +333,11 @@ def _atom_process() -> Iterable[Family]:
         "atom:gc_threshold", "gauge", ("generation",), "its thresholds", ALWAYS,
         lambda source: [((str(generation),), value) for generation, value in source.gc_thresholds()],
     )  # fmt: skip
+    yield Family(
+        "atom:gc_frozen_objects", "gauge", (),
+        "objects that the server itself froze (gc.freeze), so that no pass walks them, before it began to listen",
+        ALWAYS, lambda source: [((), source.frozen_objects)],
+    )  # fmt: skip
 
 
 def _vllm() -> Iterable[Family]:
@@ -301,7 +362,7 @@ def _vllm() -> Iterable[Family]:
         yield Family(f"vllm:{name}", "counter", _VLLM, meaning, ALWAYS, _model(_per_stats(get)))
     yield Family(
         "vllm:prompt_tokens_cached", "counter", _VLLM, "prompt tokens of finished sequences found cached", ALWAYS,
-        _model(_once(lambda recorder: recorder.cached_tokens)),
+        _model(_per_sequences(lambda sequences: sequences.cached_tokens)),
     )  # fmt: skip
     yield Family(
         "vllm:request_success", "counter", (*_VLLM, "finished_reason"),
@@ -315,33 +376,31 @@ def _vllm() -> Iterable[Family]:
 
 
 def _vllm_histograms() -> Iterable[Family]:
-    yield Family(
-        "vllm:time_to_first_token_seconds", "histogram", _VLLM, "as atom:, streamed or not in one", TRAFFIC, _vllm_ttft
-    )
-    latencies: tuple[tuple[str, str, Callable[[Recorder], Histogram]], ...] = (
+    latencies: tuple[tuple[str, str, Callable[[SequenceRecorder], Histogram]], ...] = (
+        ("time_to_first_token_seconds", "as atom:, streamed or not in one", _vllm_ttft),
         ("inter_token_latency_seconds", "as atom:, in vLLM's buckets", _inter_token),
         ("time_per_output_token_seconds", "the same under its older name", _inter_token),
         (
             "request_time_per_output_token_seconds",
             "first to last token ÷ (tokens - 1), of sequences with two or more",
-            lambda recorder: recorder.time_per_output_token,
+            lambda sequences: sequences.time_per_output_token,
         ),
-        ("e2e_request_latency_seconds", "as atom:", lambda recorder: recorder.e2e),
-        ("request_inference_time_seconds", "first scheduled to last token", lambda recorder: recorder.inference),
-        ("request_prefill_time_seconds", "first scheduled to first token", lambda recorder: recorder.prefill),
-        ("request_decode_time_seconds", "first to last token", lambda recorder: recorder.decode),
-        ("request_prompt_tokens", "prompt tokens of finished sequences", lambda recorder: recorder.prompt_tokens),
-        ("request_generation_tokens", "tokens generated by them", lambda recorder: recorder.generation_tokens),
+        ("e2e_request_latency_seconds", "as atom:", lambda sequences: sequences.e2e),
+        ("request_inference_time_seconds", "first scheduled to last token", lambda sequences: sequences.inference),
+        ("request_prefill_time_seconds", "first scheduled to first token", lambda sequences: sequences.prefill),
+        ("request_decode_time_seconds", "first to last token", lambda sequences: sequences.decode),
+        ("request_prompt_tokens", "prompt tokens of finished sequences", lambda sequences: sequences.prompt_tokens),
+        ("request_generation_tokens", "tokens generated by them", lambda sequences: sequences.generation_tokens),
         (
             "request_max_num_generation_tokens",
             "the longest of the n sequences of a prompt",
-            lambda recorder: recorder.max_generation_tokens,
+            lambda sequences: sequences.max_generation_tokens,
         ),
-        ("request_params_n", "n of the requests", lambda recorder: recorder.params_n),
-        ("request_params_max_tokens", "max_tokens of requests that set it", lambda r: r.params_max_tokens),
+        ("request_params_n", "n of the requests that are over", lambda sequences: sequences.params_n),
+        ("request_params_max_tokens", "max_tokens of those that set it", lambda row: row.params_max_tokens),
     )
     for name, meaning, get in latencies:
-        yield Family(f"vllm:{name}", "histogram", _VLLM, meaning, TRAFFIC, _model(_once(get)))
+        yield Family(f"vllm:{name}", "histogram", _VLLM, meaning, TRAFFIC, _model(_per_sequences(get)))
     yield Family(
         "vllm:request_queue_time_seconds", "histogram", _VLLM, "as atom:", TRAFFIC,
         _model(_per_engine(lambda engine: engine.queue_time)),
@@ -352,13 +411,12 @@ def _vllm_histograms() -> Iterable[Family]:
     )  # fmt: skip
 
 
-def _inter_token(recorder: Recorder) -> Histogram:
-    return recorder.inter_token.rebinned(ITL_BUCKETS)
+def _inter_token(sequences: SequenceRecorder) -> Histogram:
+    return sequences.inter_token.rebinned(ITL_BUCKETS)
 
 
-def _vllm_ttft(source: MetricsSource) -> Iterable[Sample]:
-    streamed, whole = source.recorder.ttft[True], source.recorder.ttft[False]
-    return [((source.model_name, "0"), streamed.plus(whole))]
+def _vllm_ttft(sequences: SequenceRecorder) -> Histogram:
+    return sequences.ttft[True].plus(sequences.ttft[False])
 
 
 FAMILIES: Final[tuple[Family, ...]] = (*_atom(), *_vllm())

@@ -31,6 +31,9 @@ STEP_BUCKETS: Final = (
 OVERHEAD_BUCKETS: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
+LAG_BUCKETS: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+)  # fmt: skip
 ITERATION_BUCKETS: Final = (1.0, 8.0, *(float(1 << power) for power in range(4, 15)))
 N_BUCKETS: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
 

@@ -9,8 +9,16 @@ from typing import Any, Protocol
 
 import psutil
 
+from atom.engine.config import CacheConfig
 from atom.engine.messages import SchedulerStats
 from atom.engine.server.metrics.recorder import Recorder
+
+
+class CoreView(Protocol):
+    """The part of `CoreHandle` that a scrape looks at."""
+
+    @property
+    def info(self) -> dict[str, Any]: ...
 
 
 class EngineView(Protocol):
@@ -20,7 +28,10 @@ class EngineView(Protocol):
     def latest_stats(self) -> Sequence[SchedulerStats]: ...
 
     @property
-    def info(self) -> dict[str, Any]: ...
+    def engines(self) -> Sequence[CoreView]: ...
+
+    @property
+    def num_held_back(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +50,37 @@ class MetricsSource:
     """Everything that a family may read. Used on the rendering thread."""
 
     def __init__(
-        self, recorder: Recorder, engine: EngineView, pids: dict[str, int], model_name: str, cache_info: dict[str, str]
+        self, recorder: Recorder, engine: EngineView, pids: dict[str, int], model_name: str, cache: CacheConfig
     ) -> None:
         self.recorder = recorder
         self.engine = engine
         self.model_name = model_name
-        self.cache_info = cache_info
+        self._cache = cache
         self._processes = {role: psutil.Process(pid) for role, pid in pids.items()}
         self.process_figures: list[ProcessFigures] = []
+        self.frozen_objects = 0
+        """What the server froze. Set once: the collector counts them one by one, 20 ms for 200,000, and lets nobody
+        else run meanwhile."""
 
     @property
     def stats(self) -> Sequence[SchedulerStats]:
         """By engine. Before its first step an engine has said nothing but how many blocks it has."""
-        blocks: int = self.engine.info["num_kv_blocks"]
         return [
-            stats if stats.kv_blocks_total else SchedulerStats(kv_blocks_total=blocks)
-            for stats in self.engine.latest_stats
+            stats if stats.kv_blocks_total else SchedulerStats(kv_blocks_total=core.info["num_kv_blocks"])
+            for stats, core in zip(self.engine.latest_stats, self.engine.engines, strict=True)
         ]
+
+    @property
+    def cache_info(self) -> Sequence[tuple[str, str, str]]:
+        """Block size, whether prefixes are cached, and blocks, by engine."""
+        shared = (str(self._cache.block_size), str(self._cache.enable_prefix_caching))
+        return [(*shared, str(core.info["num_kv_blocks"])) for core in self.engine.engines]
 
     def refresh(self) -> None:
         """Read once per scrape what several families show."""
         self.process_figures = list(self._read_processes())
+        if self.recorder.contexts is not None:
+            self.recorder.contexts.refresh()
 
     def _read_processes(self) -> Iterator[ProcessFigures]:
         for role, process in self._processes.items():

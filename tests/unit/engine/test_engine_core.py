@@ -14,7 +14,7 @@ from atom.engine.engine_core import EngineCore
 from atom.engine.errors import AtomEngineError, ConfigError, RequestError
 from atom.engine.executors.base import SchedulerOutput, StepHandle, StepResult
 from atom.engine.executors.simulated import SimulatedExecutor, token_at
-from atom.engine.messages import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH, AddRequest, StepOutputs
+from atom.engine.messages import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH, AddRequest, DeviceTimes, StepOutputs
 from atom.engine.sampling_params import SamplingParams
 
 VOCAB = 32_000
@@ -122,6 +122,29 @@ def test_overlap_keeps_a_step_queued_behind_the_one_that_runs(overlap: bool, mos
     core.add_request(request(1))
     Client(core).run()
     assert (executor.most, executor.in_flight) == (most, 0)
+
+
+class LateTimer(SimulatedExecutor):
+    """Learns the times of a step when the next one is collected, as with events on a device."""
+
+    def collect(self, handle: StepHandle) -> StepResult:
+        result = super().collect(handle)
+        result.device_times = [DeviceTimes(float(handle.step - 1))] if handle.step else None
+        return result
+
+
+def test_device_times_that_come_late_travel_with_a_later_step() -> None:
+    core = EngineCore(config(), LateTimer(config()))
+    core.add_request(request(1, max_tokens=4, ignore_eos=True))
+    reports = []
+    while core.has_work:
+        if (outputs := core.step()) is not None:
+            assert outputs.stats is not None
+            reports.append((outputs.step, outputs.stats.device_times))
+    core.shutdown()
+    first, *others = reports
+    assert first[1] is None
+    assert others == [(step, [DeviceTimes(float(step - 1))]) for step, _ in others]
 
 
 def test_ten_thousand_aborted_failed_and_finished_requests_leave_nothing() -> None:

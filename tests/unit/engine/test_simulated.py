@@ -16,6 +16,7 @@ from atom.engine.errors import ConfigError, RequestError
 from atom.engine.executors.base import NewSequence, SchedulerOutput
 from atom.engine.executors.factory import create_executor
 from atom.engine.executors.simulated import SimulatedExecutor, lowest_token, token_at, token_table
+from atom.engine.messages import DeviceTimes
 from atom.engine.sampling_params import SamplingParams
 
 INSTANT = SimulatedConfig(base_ms=0, prefill_us_per_token=0, decode_us_per_seq=0)
@@ -122,6 +123,14 @@ def test_a_step_takes_what_the_model_says_and_steps_queue_up() -> None:
     assert time.monotonic() - started >= 0.024
     assert run.collect(second).seconds == pytest.approx(0.025)
     assert time.monotonic() - started >= 0.049
+
+
+def test_the_device_timer_reports_what_the_model_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (run := executor()).collect(run.submit(prefill(new(1)))).device_times is None
+    monkeypatch.setenv("ATOM_ENABLE_METRICS_DEVICE_TIMER", "1")
+    run = executor(SimulatedConfig(base_ms=2, prefill_us_per_token=0, decode_us_per_seq=0))
+    result = run.collect(run.submit(prefill(new(1))))
+    assert result.device_times == [DeviceTimes(pytest.approx(0.002), None)]
 
 
 def test_jitter_is_seeded() -> None:

@@ -215,6 +215,25 @@ def test_kernels_by_environment(tiny_llama: Path, monkeypatch: pytest.MonkeyPatc
         CPUExecutor(engine_config(tiny_llama))
 
 
+def test_the_device_timer(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOM_ENABLE_METRICS_DEVICE_TIMER", "1")
+    run = CPUExecutor(engine_config(tiny_llama))
+    run.start()
+    try:
+        chunk = first_step(new(1, [5, 6, 7, 8]))
+        chunk.num_new_tokens, chunk.samples = [2], [False]
+        last = SchedulerOutput(1, [1], [2], [2], [True], num_prefill_tokens=2)
+        results = [run.collect(run.submit(output)) for output in (chunk, last)]
+        nothing = run.collect(run.submit(SchedulerOutput(2, [], [], [], [], released=[1])))
+    finally:
+        run.shutdown()
+    (unsampled,), (sampled,) = [result.device_times or [] for result in results]
+    assert unsampled.sample_seconds is None
+    assert sampled.sample_seconds is not None
+    assert 0 < sampled.forward_seconds < sampled.forward_seconds + sampled.sample_seconds <= results[1].seconds
+    assert nothing.device_times is None, "a step without tokens has no forward pass"
+
+
 def test_a_context_beyond_the_model_is_refused_and_nothing_stays(tiny_llama: Path) -> None:
     threads, torch_threads = threading.active_count(), torch.get_num_threads()
     made = CPUExecutor(engine_config(tiny_llama, max_model_len=513))
