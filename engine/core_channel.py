@@ -84,9 +84,9 @@ class CoreChannel:
 
     def unlink(self) -> None:
         """Remove the sockets' names. Established connections stay."""
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
+        directory, self._directory = self._directory, None
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:
         """Drop everything. Only when the output thread has ended."""

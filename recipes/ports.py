@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 from pathlib import Path
@@ -17,8 +18,8 @@ def free_port(host: str) -> int:
     with socket.socket(_family(host)) as probe:
         try:
             probe.bind((host, 0))
-        except OSError as error:
-            raise UsageError(f"--host {host}: cannot listen there: {error.strerror}") from None
+        except (OSError, UnicodeError) as error:
+            raise _wrong_host(host, error) from None
         port: int = probe.getsockname()[1]
         return port
 
@@ -30,11 +31,22 @@ def refuse_taken_port(host: str, port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
+        except UnicodeError as error:
+            raise _wrong_host(host, error) from None
         except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                raise _wrong_host(host, error) from None
             holders = listening_processes(port) or []
             who = f" by pid {holders[0]} ({command_line(holders[0])[:80]})" if holders else ""
-            taken = f"is already in use{who}" if error.errno == 98 else f"cannot be used: {error.strerror}"
+            taken = (
+                f"is already in use{who}" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+            )
             raise UsageError(f"--port {port} {taken}; choose another, or leave it out for a free one") from None
+
+
+def _wrong_host(host: str, error: OSError | UnicodeError) -> UsageError:
+    reason = error.strerror if isinstance(error, OSError) else "not a host name"
+    return UsageError(f"--host {host}: cannot listen there: {reason}")
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -3,10 +3,11 @@
     bind → start the cores → load the tokenizer → serve → drain → exit
 
     SIGTERM, SIGINT   no new completions (503), open ones may finish for --shutdown-timeout seconds; exit status 0
+    before ready      it has served nothing: exit status 143 (SIGTERM) or 130 (SIGINT), as a shell says it
     a second one      what is open gets an error; exit status 1, as when the time runs out
     EngineCore dies   what is open gets an error, /health says 503 for a moment; exit status 1
 
-The one line on stdout, once the server is ready, is JSON: {"event": "ready", "host", "port", "url", "pid", "model"}.
+The one line on stdout, once the server is ready, is JSON: {"event": "ready", "host", "port", "url", "pid", "model", …}.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import gc
 import json
 import logging
@@ -72,10 +74,14 @@ class _Signals:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
+        self.number: signal.Signals | None = None
+        """The first one."""
         for number in _SIGNALS:
-            loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, self._on_signal, number)
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self.number is None:
+            self.number = number
         (self.second if self.first.is_set() else self.first).set()
 
 
@@ -109,7 +115,9 @@ async def serve(engine_config: EngineConfig, config: ServerConfig) -> int:
         engine_config, tokenizer = await asyncio.to_thread(_prepare_simulated, engine_config, config)
         manager = CoreManager(engine_config)
         if not await _start_engine(manager, signals):
-            return ExitStatus.OK
+            assert signals.number is not None
+            log.warning("stopped by %s before it was ready", signals.number.name)
+            return 128 + signals.number
         try:
             if tokenizer is None:
                 tokenizer = await asyncio.to_thread(load_engine_tokenizer, engine_config, manager)
@@ -128,6 +136,9 @@ def bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+    except UnicodeError:
+        listener.close()
+        raise ConfigError(f"--host {host!r} is no host name") from None
     except OSError as error:
         listener.close()
         raise _cannot_listen(host, port, error) from None
@@ -169,13 +180,9 @@ async def _start_engine(manager: CoreManager, signals: _Signals) -> bool:
         stop.cancel()
         start.result()
         return True
-    # Without its cores `start` fails and cleans up. `shutdown` is not for a manager that is half started.
-    while not start.done():
-        for core in list(manager.engines):
-            await asyncio.to_thread(core.terminate)
-        await asyncio.wait({start}, timeout=0.05)
-    start.exception()
-    await asyncio.to_thread(manager.shutdown, False, 0.0)  # it may have been ready a moment before
+    await asyncio.to_thread(manager.shutdown, False, 0.0)
+    await asyncio.wait({start})
+    start.exception()  # that it was shut down
     return False
 
 
@@ -277,7 +284,12 @@ def _listen(listener: socket.socket, config: ServerConfig) -> None:
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
-    return ConfigError(f"--host {host} --port {port}: {error.strerror or error}")
+    what = error.strerror or str(error)
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return ConfigError(f"--host {host}: {what}; it must be an address of this machine")
+    if error.errno == errno.EACCES:
+        return ConfigError(f"--port {port}: {what}; ports below 1024 are for root")
+    return ConfigError(f"--host {host} --port {port}: {what}")
 
 
 def _announce(service: Service, listener: socket.socket) -> None:
@@ -299,6 +311,7 @@ def _announce(service: Service, listener: socket.socket) -> None:
         "pid": os.getpid(),
         "model": service.model_names[0],
         "simulated": bool(service.manager.info.get("simulated")),
+        "data_parallel_size": len(service.manager.engines),
     }
     with contextlib.suppress(OSError):  # whoever started us need not be listening
         print(json.dumps(ready), flush=True)

@@ -81,6 +81,7 @@ async def server_info(service: Service, exchange: Exchange) -> None:
             "max_model_len": service.max_model_len,
             "vocab_size": service.vocab_size,
             "simulated": bool(info.get("simulated")),
+            "data_parallel_size": len(service.manager.engines),
             "engine": info,
             "config": asdict(service.engine_config),
             "metrics_dialect": service.config.metrics_dialect,
@@ -107,9 +108,9 @@ async def _profile(service: Service, exchange: Exchange, method: str, args: dict
     if error is not None:
         raise error
     try:
-        result = await service.manager.call_async(method, args)
+        results = await service.manager.call_all_async(method, args)
     except AtomEngineError as refusal:
         raise invalid(f"{method}: {refusal}") from None
     except TimeoutError as timeout:
         raise unavailable(str(timeout), "engine_busy") from None
-    reply(exchange, result)
+    reply(exchange, results[0] if len(results) == 1 else {"engines": results})

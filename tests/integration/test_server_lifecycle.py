@@ -109,16 +109,38 @@ def test_a_missing_model_is_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_sigterm_while_the_core_starts_ends_it_cleanly() -> None:
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+def test_a_host_that_is_not_this_machine_is_blamed_alone(host: str) -> None:
+    done = run_to_exit("--executor", "simulated", "--host", host, "--port", "8123")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: --host {host}: ")
+    assert "--port" not in line
+
+
+def test_an_unknown_fault_is_one_line() -> None:
+    environment = {**os.environ, "ATOM_FAULTS": "retain-finished,typo"}
     command = [sys.executable, "-m", "atom.engine.server", *SIMULATED, "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "ATOM_FAULTS" in line
+    assert "retain-finished" in line
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_while_the_cores_start_ends_it_and_is_no_success(number: signal.Signals, status: int) -> None:
+    command = [sys.executable, "-m", "atom.engine.server", *SIMULATED, "--port", "0", "-dp", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             children = wait_for(lambda: psutil.Process(process.pid).children())
-            process.terminate()
+            process.send_signal(number)
             out, err = process.communicate(timeout=30)
         finally:
             process.kill()
-    assert (process.returncode, out) == (0, ""), err
+    assert (process.returncode, out) == (status, ""), err
+    assert f"stopped by {number.name} before it was ready" in err
+    assert "Traceback" not in err
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive
 
