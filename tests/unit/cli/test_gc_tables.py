@@ -10,7 +10,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from atom.cli.gc_tables import gate_table, profile_tables, short_command
+from atom.cli.gc_detail_tables import short_command
+from atom.cli.gc_tables import gate_table, profile_tables
 from atom.cli.render import Table, markdown, print_tables
 from atom.diag.gc_profile.gates import check_gates, parse_gates
 from atom.diag.gc_profile.model import (
