@@ -8,7 +8,8 @@ from typing import Any
 
 from atom.bench.rundir import RunDirectory
 from atom.diag.gc_profile.evidence import Evidence, read_evidence
-from atom.diag.gc_profile.model import Attribution, Growth, Profile
+from atom.diag.gc_profile.growth import find_growth
+from atom.diag.gc_profile.model import Attribution, Profile
 from atom.diag.gc_profile.windows import default_window_s, totals, windows
 from atom.diag.gc_records import check_books
 from atom.diag.server_figures import old_object_passes
@@ -29,7 +30,7 @@ def profile_run(
         raise UsageError(f"--window must be a length of time above zero, got {window_s:g} s")
     evidence = read_evidence(RunDirectory.open(directory))
     length = window_s if window_s is not None else default_window_s(evidence.duration_s)
-    growth: Mapping[str, Growth] = {}
+    growth = find_growth(evidence, seed=seed)
     return Profile(
         label=label or evidence.run_dir.path.name,
         directory=str(directory),
