@@ -1,4 +1,5 @@
-"""The capture process: scrapes `/metrics` and samples processes beside a load, where neither disturbs the client.
+"""The capture process: scrapes `/metrics`, probes `/health` and samples processes beside a load, where that does not
+disturb the client.
 
 `python -m atom.diag.capture` reads one JSON line (`CaptureConfig`) from standard input and records until that input
 ends, so it never outlives the session that started it. On its way out it prints one JSON line that says how much was
@@ -14,7 +15,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
@@ -30,7 +32,7 @@ from atom.recipes.spawn import module_command
 __all__ = ["CaptureConfig", "CaptureProcess", "MetricsTarget"]
 
 _FINISH_S: Final = 1.0
-"""What a scrape that is under way may still take when the session ends; then it is cut."""
+"""What scrapes and probes that are under way may still take when the session ends; then they are cut."""
 _STOP_TIMEOUT_S: Final = 15.0
 
 
@@ -50,8 +52,10 @@ class CaptureConfig:
     label: str | None = None
     roots: list[int] = field(default_factory=list)
     listeners: list[int] = field(default_factory=list)
+    """See `ProcessSampler` for the three lists of pids."""
     trees: list[int] = field(default_factory=list)
     health_url: str | None = None
+    """None: no probe."""
     roles: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
@@ -114,17 +118,22 @@ def main() -> None:
     _tell({"started": len(jobs)})
     sys.stdin.read()  # until the session closes its end, or dies
     stop.set()
-    for thread in threads:
-        thread.join(_FINISH_S)
+    _join(threads)
     for cut in cuts:
         cut()
-    for thread in threads:
-        thread.join(_FINISH_S)
+    _join(threads)
     report = {
         recorder.path.name: {"lines": recorder.lines, "lost": recorder.lost, "error": recorder.error}
         for recorder, _ in jobs
     }
     _tell(report)
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    """Give them `_FINISH_S` in all."""
+    deadline = time.monotonic() + _FINISH_S
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0.0))
 
 
 def _tell(message: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from atom.bench.rundir import JsonlFile, RunDirectory
 from atom.diag.gc_records import read_gc_records
@@ -13,10 +13,7 @@ from atom.diag.gc_records import read_gc_records
 if TYPE_CHECKING:
     from atom.diag.attach import Attached
 
-__all__ = ["ACTION_START_FILE", "HookReport"]
-
-ACTION_START_FILE: Final = "gc-action-start"
-"""In `server/`: once it is there, the hooks carry out their action."""
+__all__ = ["HookReport"]
 
 
 class HookReport:
@@ -29,6 +26,7 @@ class HookReport:
         self._how = "environment"
         self._refusals: dict[int, str] = {}
         self._problem: str | None = None
+        self._left: str | None = None
         if wanted:
             self._write([])
 
@@ -43,6 +41,10 @@ class HookReport:
         self._how, self._problem = "attach", why
         self._write([])
 
+    def left_behind(self, why: str) -> None:
+        """It could not be taken out again."""
+        self._left = why
+
     def conclude(self, listeners: Sequence[int]) -> list[str]:
         """Write down which processes were hooked and why others were not. Returns reasons for the run.
 
@@ -53,25 +55,25 @@ class HookReport:
         server = self._run_dir.server
         _name_api(server, listeners)
         hooked = {process.pid: process.role for process in read_gc_records(server)}
-        sampled = _sampled(server)
+        sampled, refusals = _sampled(server), {**_failures(server), **self._refusals}
         processes = [
             {
                 "pid": pid,
                 "role": hooked.get(pid, role),
                 "hooked": pid in hooked,
-                "reason": None if pid in hooked else self._refusals.get(pid, why),
+                "reason": None if pid in hooked else refusals.get(pid, why),
             }
             for pid, (role, why) in sampled.items()
         ]
         self._write(processes)
+        left = [] if self._left is None else [f"the GC hook could not be taken out again: {self._left}"]
         if "api" in hooked.values():
-            return []
+            return left
         if self._problem is not None:
-            return [f"the GC hook could not be attached: {self._problem}"]
-        why = next(
-            (one["reason"] for one in processes if one["role"] == "api" and self._refusals.get(one["pid"])), None
-        )
-        return [f"the GC hook did not load in the API process{f' ({why})' if why else ''}: no GC figures"]
+            return [f"the GC hook could not be attached: {self._problem}", *left]
+        refused = (refusals[pid] for pid, (role, _) in sampled.items() if role == "api" and pid in refusals)
+        why = next(refused, None)
+        return [f"the GC hook did not load in the API process{f' ({why})' if why else ''}: no GC figures", *left]
 
     def _write(self, processes: Iterable[dict[str, Any]]) -> None:
         facts = {"how": self._how, "action": self._action, "problem": self._problem, "processes": list(processes)}
@@ -85,6 +87,17 @@ def _name_api(server: Path, listeners: Sequence[int]) -> None:
     for pid in listeners:
         with contextlib.suppress(OSError):
             (server / f"gc-other-{pid}.jsonl").rename(server / f"gc-api-{pid}.jsonl")
+
+
+def _failures(server: Path) -> dict[int, str]:
+    """What hooks that could not start in their process left behind."""
+    found = {}
+    for path in server.glob("gc-failed-*.json"):
+        for line in JsonlFile(path):
+            pid, error = line.get("pid"), line.get("error")
+            if isinstance(pid, int) and isinstance(error, str):
+                found[pid] = error[:300]
+    return found
 
 
 def _sampled(server: Path) -> dict[int, tuple[str, str]]:

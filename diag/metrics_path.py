@@ -32,14 +32,14 @@ def metrics_paths(metrics: Metrics) -> list[str]:
     return list(dict.fromkeys(paths))
 
 
-def find_metrics(base_url: str, paths: Sequence[str], *, timeout_s: float = _TIMEOUT_S) -> MetricsPlace:
+def find_metrics(base_url: str, paths: Sequence[str]) -> MetricsPlace:
     """Try each path of `base_url`, following one redirect within the server. None of them fits: the first one stays,
     because a server that has no metrics now (it hangs, it is busy) may have some later."""
     tried: list[dict[str, Any]] = []
     for path in paths:
         url: str | None = base_url + path
         while url is not None:
-            status, error, target = _try(url, timeout_s)
+            status, error, target = _try(url)
             tried.append({"url": url, "status": status, "error": error})
             if error is None:
                 return MetricsPlace(url, tried)
@@ -48,10 +48,10 @@ def find_metrics(base_url: str, paths: Sequence[str], *, timeout_s: float = _TIM
     return MetricsPlace(base_url + paths[0], tried)
 
 
-def _try(url: str, timeout_s: float) -> tuple[int | None, str | None, str | None]:
+def _try(url: str) -> tuple[int | None, str | None, str | None]:
     """Status, what is wrong with it (None: it has the text), and where on this server it sends us."""
     try:
-        response = fetch(url, timeout_s=timeout_s)
+        response = fetch(url, timeout_s=_TIMEOUT_S)
     except ScrapeError as error:
         return None, str(error), None
     if response.status == 200:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from atom.diag.http_fetch import ScrapeError, fetch
 
 __all__ = ["ServerInfo", "server_info"]
+
+TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def _integer(value: Any) -> int | None:
 
 def _get(url: str) -> dict[str, Any]:
     with contextlib.suppress(ScrapeError, ValueError, RecursionError):
-        response = fetch(url, timeout_s=5.0, max_bytes=1 << 20)
+        response = fetch(url, timeout_s=TIMEOUT_S, max_bytes=1 << 20)
         value = json.loads(response.body) if response.status == 200 else None
         if isinstance(value, dict):
             return value

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,8 +19,9 @@ from urllib.parse import urlsplit
 from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.runner import LoadOutcome
 from atom.diag.capture import CaptureConfig, CaptureProcess, MetricsTarget
+from atom.diag.gc_hook import ACTION_FILE, check_action
 from atom.diag.gc_injection import hook_environment, hook_python_path
-from atom.diag.hook_report import ACTION_START_FILE, HookReport
+from atom.diag.hook_report import HookReport
 from atom.diag.metrics_path import find_metrics, metrics_paths
 from atom.diag.redact import redact_arguments, redact_environment
 from atom.diag.server_figures import server_self_checks
@@ -31,7 +32,7 @@ from atom.recipes.known_servers import KNOWN_ROLES
 from atom.recipes.launcher import LaunchOptions, LaunchProgress, launch
 from atom.recipes.listening import PortFinder, tree_listeners
 from atom.recipes.processes import arguments_of, descendants, listening_processes
-from atom.recipes.recipe import Metrics, Recipe, Roles
+from atom.recipes.recipe import Metrics, Recipe
 from atom.recipes.server import Server, StopReport
 
 __all__ = ["MeasuredSession", "PidTarget", "ServerUnderTest", "SessionResult", "UrlTarget"]
@@ -75,7 +76,7 @@ class MeasuredSession:
         self.run_dir = run_dir
         self.options = options or LaunchOptions()
         self.gc_hook = gc_hook and not isinstance(target, UrlTarget)
-        self.gc_action = gc_action
+        self.gc_action = None if gc_action is None else _checked_action(gc_action)
         self.health_probe = health_probe
         self._on_progress = on_progress
         self._on_log = on_log
@@ -119,7 +120,7 @@ class MeasuredSession:
             watcher = threading.Thread(target=watch, args=(server, over), name="atom-server-watch", daemon=True)
             watcher.start()
         if self.gc_action is not None:
-            (self.run_dir.server / ACTION_START_FILE).touch()
+            (self.run_dir.server / ACTION_FILE).touch()
         try:
             outcome = load(server)
         finally:
@@ -157,7 +158,7 @@ class MeasuredSession:
         if self.gc_hook:
             options = replace(
                 options,
-                env={**options.env, **self._hook_environment(recipe.roles)},
+                env={**options.env, **hook_environment(directory, recipe.roles, self.gc_action)},
                 python_path=[hook_python_path(), *options.python_path],
             )
         server = stack.enter_context(
@@ -178,18 +179,19 @@ class MeasuredSession:
         self.run_dir.write_run_json({"recipe": _recipe_facts(recipe), "server": facts})
         return under_test
 
-    def _hook_environment(self, roles: Roles) -> Mapping[str, str]:
-        directory = self.run_dir.server
-        if self.gc_action is None:
-            return hook_environment(directory, roles)
-        return hook_environment(directory, roles, action=self.gc_action)
-
     def _attach(self, target: PidTarget, stack: contextlib.ExitStack) -> None:
         """Put the hook into the running processes, and see to it that it is taken out again."""
         from atom.diag.attach import attach, detach  # brings in what only attaching needs
 
         directory = self.run_dir.server
-        stack.callback(detach, directory)
+
+        def take_out() -> None:
+            try:
+                detach(directory)
+            except (AtomError, OSError) as error:
+                self._hook.left_behind(str(error).partition("\n")[0])
+
+        stack.callback(take_out)
         try:
             attached = attach(target.pid, directory, KNOWN_ROLES, method=target.method, action=self.gc_action)
         except UsageError:
@@ -234,6 +236,13 @@ class MeasuredSession:
         if result.server_died:
             return Validity.FAILED, [*result.reasons, *reasons]  # the cause before its consequences
         return validity, [*reasons, *result.reasons]
+
+
+def _checked_action(text: str) -> str:
+    try:
+        return check_action(text)
+    except ValueError as error:
+        raise UsageError(f"what the collector is to do: {error}") from None
 
 
 def _by_url(target: UrlTarget) -> ServerUnderTest:

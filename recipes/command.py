@@ -69,6 +69,8 @@ def _name(argv: Sequence[str]) -> str:
         if word == "-m":
             words += ["-m", next(rest, "")]
             break
+        if word == "-c":
+            break  # a script, of whatever length
         if not word.startswith("-"):
             words.append(Path(word).name)
             break

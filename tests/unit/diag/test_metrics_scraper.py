@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import itertools
 import socket
 import threading
@@ -14,15 +15,18 @@ import pytest
 
 from atom.diag.dialects import VALUE_NAMES
 from atom.diag.http_fetch import ScrapeError, fetch
+from atom.diag.metrics_path import find_metrics, metrics_paths
 from atom.diag.metrics_scraper import MetricsScraper
 from atom.recipes.errors import UsageError
+from atom.recipes.known_servers import METRICS_PATHS
+from atom.recipes.recipe import Metrics
 
 BODY = b'# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3\nother{a="b"} 1\n'
 
 
 @contextlib.contextmanager
-def peer(behave: Callable[[socket.socket], None]) -> Iterator[str]:
-    """A listener that reads a request and then does what `behave` says."""
+def peer(behave: Callable[[socket.socket], None], asked: list[bytes] | None = None) -> Iterator[str]:
+    """A listener that reads a request, notes its path in `asked`, and then does what `behave` says."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -36,7 +40,9 @@ def peer(behave: Callable[[socket.socket], None]) -> Iterator[str]:
                 except OSError:
                     return
                 with connection, contextlib.suppress(OSError):
-                    connection.recv(65536)
+                    head = connection.recv(65536)
+                    if asked is not None:
+                        asked.append(head.split(b" ")[1])
                     behave(connection)
 
         thread = threading.Thread(target=run, daemon=True)
@@ -104,6 +110,9 @@ def test_the_time_is_from_first_byte_sent_to_last_byte_read() -> None:
     [
         (answer(b"no", b"HTTP/1.1 404 Not Found"), 5.0, "HTTP 404"),
         (answer(bytes(range(256))), 5.0, "no Prometheus text"),
+        (answer(b'[{"iter": 1}]'), 5.0, "no Prometheus text"),
+        (answer(b"<html>\nServer error\n</html>\n"), 5.0, "no Prometheus text"),
+        (answer(gzip.compress(BODY), b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip"), 5.0, "compressed (gzip)"),
         (lambda connection: connection.sendall(b"\x00garbage\r\n\r\n"), 5.0, "BadStatusLine"),
         (lambda connection: None, 5.0, "RemoteDisconnected"),
         (
@@ -115,15 +124,107 @@ def test_the_time_is_from_first_byte_sent_to_last_byte_read() -> None:
         (drip, 0.3, "no complete answer within 0.3 s"),
         (lambda connection: connection.sendall(b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 500), 5.0, "HTTPException"),
     ],
-    ids=["404", "garbage", "no-http", "closed", "truncated", "hangs", "drips", "endless-headers"],
+    ids=[
+        "404",
+        "garbage",
+        "json",
+        "html",
+        "gzip",
+        "no-http",
+        "closed",
+        "truncated",
+        "hangs",
+        "drips",
+        "endless-headers",
+    ],
 )
 def test_bad_answers_are_recorded(behave: Callable[[socket.socket], None], timeout_s: float, error: str) -> None:
     with peer(behave) as url:
         line = scrape(url, timeout_s)
     assert error in line["error"]
     assert line["values"]["running"] is None
+    assert line["series"] is line["families"] is line["family_series"] is None
     if error.startswith("no complete"):
         assert line["latency_ns"] is None
+
+
+def test_text_that_is_not_utf_8_is_read() -> None:
+    with peer(answer(BODY + b'odd{a="\xff\xfe"} 2\n')) as url:
+        line = scrape(url)
+    assert (line["error"], line["series"], line["malformed_lines"]) == (None, 3, 0)
+
+
+def test_families_are_recorded_once_and_then_what_changed() -> None:
+    bodies = [b"a 1\nb 1\n", b"a 2\nb 2\n", b'a{r="1"} 1\na{r="2"} 1\nb 1\n', b"b 1\nc 1\n"]
+    served = iter(bodies)
+    with peer(lambda connection: answer(next(served))(connection)) as url:
+        scraper = MetricsScraper(url, "auto")
+        seen = [scraper.scrape(0)["family_series"] for _ in bodies]
+    assert seen == [{"a": 1, "b": 1}, {}, {"a": 2}, {"a": 0, "c": 1}]
+
+
+def test_only_so_many_families_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atom.diag.metrics_scraper.MAX_FAMILIES", 3)
+    served = (b"".join(b"n%d_%d 1\n" % (turn, n) for n in range(5)) for turn in itertools.count())
+    with peer(lambda connection: answer(next(served))(connection)) as url:
+        scraper = MetricsScraper(url, "auto")
+        first, second = scraper.scrape(0), scraper.scrape(0)
+    assert first["families"] == 5
+    assert len(first["family_series"]) == 3
+    assert second["family_series"] == dict.fromkeys(first["family_series"], 0)
+
+
+# ---- where the text is ---------------------------------------------------------------------------------------------
+
+
+def routes(answers: dict[bytes, bytes]) -> tuple[list[bytes], Callable[[socket.socket], None]]:
+    """Requested paths, and a behaviour for `peer` that needs them before it answers."""
+    asked: list[bytes] = []
+
+    def behave(connection: socket.socket) -> None:
+        path = asked[-1]
+        connection.sendall(answers.get(path, b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"))
+
+    return asked, behave
+
+
+def ok(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def find(answers: dict[bytes, bytes], metrics: Metrics) -> tuple[str, list[str], list[str | None]]:
+    """Path that was chosen, paths that were asked, and what was wrong with each."""
+    asked, behave = routes(answers)
+    with peer(behave, asked) as url:
+        base = url.removesuffix("/metrics")
+        place = find_metrics(base, metrics_paths(metrics))
+    return (
+        place.url.removeprefix(base),
+        [path.decode() for path in asked],
+        [attempt["error"] for attempt in place.tried],
+    )
+
+
+def test_tensorrt_llm_is_only_asked_for_its_prometheus_text() -> None:
+    answers = {b"/metrics": ok(b"[]"), b"/prometheus/metrics": ok(BODY)}
+    path = METRICS_PATHS["trtllm"][0]
+    assert find(answers, Metrics(dialect="trtllm", path=path)) == (path, [path], [None])
+
+
+def test_an_unknown_server_is_asked_for_both() -> None:
+    answers = {b"/metrics": ok(b"[]"), b"/prometheus/metrics": ok(BODY)}
+    paths = ["/metrics", "/prometheus/metrics"]
+    assert find(answers, Metrics()) == ("/prometheus/metrics", paths, ["no Prometheus text", None])
+    assert find({}, Metrics()) == ("/metrics", paths, ["HTTP 404", "HTTP 404"])
+
+
+def test_a_redirect_within_the_server_is_followed_once() -> None:
+    moved = b"HTTP/1.1 307 Moved\r\nLocation: %b\r\nContent-Length: 0\r\n\r\n"
+    answers = {b"/metrics": moved % b"/metrics/", b"/metrics/": ok(BODY)}
+    assert find(answers, Metrics(dialect="vllm")) == ("/metrics/", ["/metrics", "/metrics/"], ["HTTP 307", None])
+    for target in (b"/metrics", b"http://192.0.2.1/metrics"):
+        url, asked, _ = find({b"/metrics": moved % target}, Metrics(dialect="vllm"))
+        assert (url, asked) == ("/metrics", ["/metrics"])
 
 
 def test_a_refused_connection_is_recorded() -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 
 from atom.diag.process_sampler import ProcessSampler
 from atom.recipes.processes import LABEL_VARIABLE
@@ -51,6 +52,34 @@ def test_a_labelled_process_from_start_to_end() -> None:
             process.wait()
     assert list(sampler.sample()) == []
     assert sampler._labelled == set()
+
+
+def test_a_tree_counts_and_its_first_line_says_what_runs() -> None:
+    process = start()
+    try:
+        sampler = ProcessSampler(label=None, roots=[], listeners=[], trees=[process.pid], roles=Roles())
+        (line,) = sampler.sample()
+        assert (line["pid"], line["role"]) == (process.pid, "other")
+        assert Path(line["exe"]).name.startswith("python")
+    finally:
+        process.kill()
+        process.wait()
+    assert list(sampler.sample()) == []
+
+
+def test_processes_that_come_and_go_never_stop_the_sampler() -> None:
+    churn = "import subprocess, sys\nprint('up', flush=True)\nwhile True: subprocess.run(['true'])"
+    process = subprocess.Popen([sys.executable, "-c", churn], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        process.stdout.readline()
+        sampler = ProcessSampler(label="none", roots=[], listeners=[], trees=[process.pid], roles=Roles(api=("true",)))
+        for _ in range(50):
+            assert process.pid in {line["pid"] for line in sampler.sample()}
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 def test_a_listener_counts_with_its_descendants() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -9,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from atom.diag.dialects import VALUE_NAMES, names_for
 from atom.diag.prometheus_text import parse_metrics
+from atom.recipes.recipe import MetricsDialect
 
 
 def exposition() -> bytes:
@@ -65,9 +68,27 @@ def test_values_that_are_no_numbers_are_null() -> None:
 
 
 def test_the_dialect_table_is_complete() -> None:
-    for dialect in ("auto", "atom", "vllm", "sglang"):
-        assert set(names_for(dialect)) == set(VALUE_NAMES)
-    assert set(names_for("trtllm")) <= set(VALUE_NAMES)
+    for dialect in get_args(MetricsDialect):
+        assert tuple(names_for(dialect)) == VALUE_NAMES
+
+
+def test_totals_of_each_server() -> None:
+    body = (
+        b'vllm:request_success_total{finished_reason="stop"} 3\n'
+        b'vllm:request_success_total{finished_reason="length"} 4\n'
+        b"vllm:time_to_first_token_seconds_sum 1.5\nvllm:time_to_first_token_seconds_count 7\n"
+        b"sglang:num_requests_total 8\ntrtllm_request_success_total 9\ntrtllm_num_requests_running 2\n"
+    )
+    vllm = parse_metrics(body, names_for("vllm")).values
+    assert (vllm["requests_finished"], vllm["ttft_sum_s"], vllm["ttft_count"]) == (7, 1.5, 7)
+    assert parse_metrics(body, names_for("sglang")).values["requests_finished"] == 8
+    trtllm = parse_metrics(body, names_for("trtllm")).values
+    assert (trtllm["requests_finished"], trtllm["running"], trtllm["preemptions"]) == (9, 2, None)
+
+
+def test_absurd_names_are_bounded() -> None:
+    text = parse_metrics(b"".join(b"m%d 1\n" % n for n in range(21_000)) + b"x" * 300 + b" 1\n", {})
+    assert (text.series, text.families, text.malformed) == (21_000, 20_000, 1)
 
 
 @given(st.binary(max_size=400))

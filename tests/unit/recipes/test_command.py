@@ -93,6 +93,7 @@ def test_its_name_has_no_secrets() -> None:
     assert recipe_from_command(["/a/vllm", "serve", "m", "--api-key", "hunter2"]).name == "vllm serve"
     assert recipe_from_command(["python", "-m", "a.b", "hunter2"]).name == "python -m a.b"
     assert recipe_from_command(["python", "--token=hunter2", "/srv/app.py"]).name == "python app.py"
+    assert recipe_from_command(["sh", "-c", "TOKEN=hunter2 serve"]).name == "sh"
     assert recipe_from_command([sys.executable]).title.startswith("command `python")
 
 
