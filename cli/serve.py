@@ -23,6 +23,7 @@ from rich.status import Status
 from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.runner import LoadOutcome
 from atom.cli.options import QuietOption, check_writable
+from atom.cli.signals import ending_signals
 from atom.diag.server_info import server_info
 from atom.diag.session import MeasuredSession, ServerUnderTest
 from atom.recipes.errors import ExitStatus, ServerDiedError, UsageError
@@ -207,6 +208,11 @@ class _Stopped(KeyboardInterrupt):
         """A server asked to end by SIGTERM, and ended, did what it should."""
         return ExitStatus.INTERRUPTED if self.number == signal.SIGINT else ExitStatus.OK
 
+    @property
+    def status_before_ready(self) -> ExitStatus:
+        """One that never served did not."""
+        return ExitStatus.INTERRUPTED if self.number == signal.SIGINT else ExitStatus.TERMINATED
+
 
 @dataclass(slots=True)
 class _Signals:
@@ -229,10 +235,7 @@ class _Signals:
 @contextmanager
 def _signals() -> Iterator[_Signals]:
     signals = _Signals()
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, signals.handle) for number in numbers}
+    before = {number: signal.signal(number, signals.handle) for number in ending_signals()}
     try:
         yield signals
     finally:
@@ -255,8 +258,9 @@ def _run(recipe: Recipe, options: LaunchOptions, output_dir: Path | None, view: 
             view.stopped(server.stop())
             return stopped.status
         return _run_recorded(recipe, options, output_dir, view, signals)
-    except _Stopped as stopped:  # before it was ready
-        return stopped.status
+    except _Stopped as stopped:
+        view.stopped_early(stopped)
+        return stopped.status_before_ready
     except ServerDiedError as error:
         if error.server_status == ExitStatus.USAGE:  # argparse and its like: a flag the server does not know
             raise UsageError(_usage_message(str(error))) from None
@@ -265,8 +269,8 @@ def _run(recipe: Recipe, options: LaunchOptions, output_dir: Path | None, view: 
 
 def _supervise(server: Server, view: _View, run_dir: Path | None) -> _Stopped:
     """Announce the server and wait: returns when a signal says stop, raises ServerDiedError when it ends by itself."""
-    view.ready(server, run_dir)
     try:
+        view.ready(server, run_dir)  # whoever reads it may send a signal before it returns
         server.wait_for_end()
     except _Stopped as stopped:
         return stopped
@@ -375,6 +379,9 @@ class _View:
         if not self.quiet:
             print(f"{stopped}: stopping the server (again to kill it)", file=sys.stderr, flush=True)
 
+    def stopped_early(self, stopped: _Stopped) -> None:
+        print(f"{stopped}: stopped before the server was ready", file=sys.stderr, flush=True)
+
     def stopped(self, report: StopReport) -> None:
         if report.swept:
             print(
@@ -393,6 +400,7 @@ def _facts(server: Server, run_dir: Path | None) -> dict[str, Any]:
         "model": info.model,
         "max_model_len": info.max_model_len,
         "executor": info.executor,
+        "data_parallel_size": info.data_parallel_size,
         "recipe": server.recipe.name,
         "pid": server.pid,
         "supervisor_pid": server.supervisor_pid,
@@ -409,7 +417,7 @@ def _banner(facts: dict[str, Any]) -> str:
         "url": facts["base_url"],
         "model": model,
         "context": f"{facts['max_model_len']:,} tokens" if facts["max_model_len"] else None,
-        "executor": _executor_words(facts["executor"]),
+        "executor": _executor_words(facts["executor"], facts["data_parallel_size"]),
         "recipe": facts["recipe"],
         "ready after": f"{facts['ready_s']:.1f} s",
         "recording to": facts["run_dir"],
@@ -432,8 +440,9 @@ def _banner(facts: dict[str, Any]) -> str:
     )
 
 
-def _executor_words(executor: str | None) -> str | None:
-    return "simulated (a step-time model, no tensor work)" if executor == "simulated" else executor
+def _executor_words(executor: str | None, data_parallel_size: int | None) -> str | None:
+    words = "simulated (a step-time model, no tensor work)" if executor == "simulated" else executor
+    return f"{words}, data parallel: {data_parallel_size} engines" if (data_parallel_size or 1) > 1 else words
 
 
 def _print_help(ctx: typer.Context) -> None:

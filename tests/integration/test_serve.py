@@ -144,7 +144,8 @@ def test_a_second_interrupt_kills_a_server_that_hangs(recipe: Path, serving: Cal
     assert "1 processes were killed" in err
 
 
-def test_an_interrupt_while_it_loads(recipe: Path) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_it_loads_is_no_success(recipe: Path, number: signal.Signals, status: int) -> None:
     process = subprocess.Popen(
         atom("serve", str(recipe), "--port", "0", "--behaviour", "never-healthy"),
         stderr=subprocess.PIPE,
@@ -154,9 +155,10 @@ def test_an_interrupt_while_it_loads(recipe: Path) -> None:
     assert process.stderr is not None
     while "listening" not in process.stderr.readline():
         pass
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=WAIT_S)
-    assert process.returncode == 130
+    process.send_signal(number)
+    _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == status
+    assert f"{number.name}: stopped before the server was ready" in err
 
 
 def test_the_banner_and_the_log(recipe: Path) -> None:
@@ -215,6 +217,10 @@ def test_a_run_directory_is_recorded(recipe: Path, serving: Callable[..., Servin
         (["--set", "x", "simulated"], "--set 'x' must look like name=value"),
         (["embedded", "--model", "x"], "neither"),
         (["--json", "/none/x.json"], "--json /none/x.json"),
+        (
+            ["simulated", "--host", "no.such.host.invalid", "--port", "8123"],
+            "--host no.such.host.invalid: cannot listen",
+        ),
         (["--port", "x"], "Invalid value for '--port'"),
     ],
 )
