@@ -175,6 +175,13 @@ def _health(evidence: Evidence, start_s: float) -> _Points:
     return _known(evidence.seconds(health.sent_ns), health.latency_ms)
 
 
+def _ttft(evidence: Evidence, start_s: float) -> _Points:
+    if evidence.requests is None:
+        return _NONE
+    order = np.argsort(evidence.requests.first_s, kind="stable")
+    return evidence.requests.first_s[order], evidence.requests.ttft_ms[order]
+
+
 def _known(times: FloatArray, values: FloatArray) -> _Points:
     seen = ~np.isnan(values)
     return times[seen], values[seen]
@@ -189,7 +196,8 @@ _RULES: Final = (
     _Rule("rss_mb", "API RSS", "MB", _sampled("rss_mb"), ratio=1.01, per_thousand=50 / 1024),
     _Rule("threads", "threads", "threads", _sampled("threads"), rise=4.0),
     _Rule("health_ms", "/health", "ms", _health, pool="mean", ratio=1.5, rise=5.0),
+    _Rule("ttft_ms", "TTFT", "ms", _ttft, pool="mean", ratio=1.5, rise=20.0),
 )
 """What matters: a scrape or a pause that takes a quarter longer at the end; half a percent more of the wall clock; a
-series per hundred requests; 1% of memory and 50 KB per 1,000 requests; four threads; a probe that
-waits half as long again."""
+series per hundred requests; 1% of memory and 50 KB per 1,000 requests; four threads; a probe or a
+first token that waits half as long again."""

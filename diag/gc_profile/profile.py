@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from atom.bench.rundir import RunDirectory
+from atom.diag.gc_profile.attribution import attribute
 from atom.diag.gc_profile.evidence import Evidence, read_evidence
 from atom.diag.gc_profile.growth import find_growth
-from atom.diag.gc_profile.model import Attribution, Profile
+from atom.diag.gc_profile.model import Profile
 from atom.diag.gc_profile.windows import default_window_s, totals, windows
 from atom.diag.gc_records import check_books
 from atom.diag.server_figures import old_object_passes
@@ -31,6 +32,7 @@ def profile_run(
     evidence = read_evidence(RunDirectory.open(directory))
     length = window_s if window_s is not None else default_window_s(evidence.duration_s)
     growth = find_growth(evidence, seed=seed)
+    attribution, _ = attribute(evidence, shifts=shifts, seed=seed)
     return Profile(
         label=label or evidence.run_dir.path.name,
         directory=str(directory),
@@ -40,7 +42,7 @@ def profile_run(
         windows=windows(evidence, length),
         totals=totals(evidence),
         growth=growth,
-        attribution=Attribution(first_tokens=None, chunk_gaps=None, shifts=shifts, note=""),
+        attribution=attribution,
         causes=(),
         verdict="",
         is_problem=None,

@@ -21,7 +21,7 @@ from atom.diag.server_captures import FloatArray
 __all__ = ["CONFIDENCE", "Trend", "fit_trend"]
 
 CONFIDENCE: Final = 0.995
-"""Level of the interval. About eight quantities are judged in a run, and of twenty runs of a flat server together at
+"""Level of the interval. About nine quantities are judged in a run, and of twenty runs of a flat server together at
 most one verdict may be wrong."""
 MOST_GROUPS: Final = 48
 RESAMPLES: Final = 1000
