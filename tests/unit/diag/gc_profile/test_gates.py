@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atom.diag.gc_profile import growth as growth_rules
 from atom.diag.gc_profile.gates import (
+    GROWTH_QUANTITIES,
     GateOutcome,
     check_gates,
     gate_status,
@@ -201,3 +203,7 @@ def test_the_documented_gates_are_understood() -> None:
     documented = re.findall(r"--fail-if '([^']+)'", docs.read_text(encoding="utf-8"))
     assert len(documented) >= 10
     assert len(parse_gates(documented)) == len(documented)
+
+
+def test_every_quantity_that_is_judged_can_be_asked_for() -> None:
+    assert {rule.quantity for rule in growth_rules._RULES} == set(GROWTH_QUANTITIES)
