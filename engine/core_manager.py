@@ -164,7 +164,7 @@ class CoreManager:
         """Stop the cores, finishing what was admitted when `drain`, and free everything. What is still open after
         `timeout` seconds ends with reason abort. Safe to call twice, also while `start` waits on another thread: that
         raises `EngineDeadError`. Blocks, so not from an event loop."""
-        if threading.current_thread() is self._output_thread:
+        if self.on_output_thread:
             raise RuntimeError("a callback cannot shut its engine down: it runs on the thread that would be waited for")
         self._closing = True
         for engine in self.engines:
@@ -204,6 +204,11 @@ class CoreManager:
     def failure(self) -> EngineDeadError | None:
         """Why it is dead, once it is."""
         return self._failure
+
+    @property
+    def on_output_thread(self) -> bool:
+        """Whether the caller runs in a callback, which must not wait for anything that the engine has to do."""
+        return threading.current_thread() is self._output_thread
 
     @property
     def closing(self) -> bool:

@@ -56,6 +56,47 @@ class TokenEvent(msgspec.Struct, gc=False):
     """With finish reason error."""
 
 
+class EventMaker:
+    """Makes one sequence's events out of what its callback is given, on the output thread. A stop string that the text
+    has reached ends the sequence there."""
+
+    __slots__ = ("_manager", "_owes_prompt_logprobs", "output")
+
+    def __init__(self, manager: CoreManager, detokenizers: DetokenizerFactory, params: SamplingParams) -> None:
+        self._manager = manager
+        self._owes_prompt_logprobs = params.prompt_logprobs is not None
+        self.output = TextOutput(detokenizers, params)
+
+    def make(self, seq: ApiSequence, token_ids: Sequence[int]) -> TokenEvent:
+        before = seq.num_output_tokens - len(token_ids)
+        text = ""
+        if seq.finish_reason != FINISH_ERROR:
+            output = self.output
+            output.num_tokens = before
+            text = output.append(
+                token_ids, finished=seq.finish_reason is not None, ends_with_stop_token=seq.stop_token_id is not None
+            )
+            if output.stop is not None:
+                self._manager.stop_sequence(seq, output.stop, output.num_tokens)
+                token_ids = token_ids[: output.num_tokens - before]
+        prompt_logprobs = None
+        if self._owes_prompt_logprobs and seq.prompt_logprobs is not None:
+            prompt_logprobs = seq.prompt_logprobs
+            self._owes_prompt_logprobs = False
+        return TokenEvent(
+            text,
+            token_ids,
+            seq.num_output_tokens,
+            seq.received_ns,
+            finish_reason=seq.finish_reason,
+            stop_reason=seq.stop_reason,
+            logprobs=seq.logprobs[before:] if seq.logprobs is not None else None,
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=seq.num_cached_tokens,
+            error=seq.error,
+        )
+
+
 Sink: TypeAlias = Callable[[TokenEvent], None]
 
 
@@ -66,17 +107,17 @@ def _discard(event: TokenEvent) -> None:
 class Stream:
     """One sequence being streamed: the handle that `StreamDispatcher.submit` returns."""
 
-    __slots__ = ("_dispatcher", "_fast", "_sent_prompt_logprobs", "_text", "sequence", "sink")
+    __slots__ = ("_dispatcher", "_fast", "_maker", "sequence", "sink")
 
     sequence: ApiSequence
     """Timings, prompt and totals; complete once the last event came."""
 
     def __init__(self, dispatcher: StreamDispatcher, params: SamplingParams, sink: Sink) -> None:
         self._dispatcher = dispatcher
-        self._text = TextOutput(dispatcher.detokenizers, params)
-        self._sent_prompt_logprobs = params.prompt_logprobs is None
-        plain = self._text.matcher is None and params.logprobs is None and params.prompt_logprobs is None
-        self._fast = self._text.detokenizer if plain and isinstance(self._text.detokenizer, ByteDetokenizer) else None
+        self._maker = EventMaker(dispatcher.manager, dispatcher.detokenizers, params)
+        output = self._maker.output
+        plain = output.matcher is None and params.logprobs is None and params.prompt_logprobs is None
+        self._fast = output.detokenizer if plain and isinstance(output.detokenizer, ByteDetokenizer) else None
         self.sink = sink
         """Called on the loop. May be replaced there at any time."""
 
@@ -92,10 +133,12 @@ class Stream:
     def on_tokens(self, seq: ApiSequence, token_ids: Sequence[int]) -> None:
         """The sequence's callback, on the output thread."""
         fast = self._fast
-        if fast is None or seq.finish_reason is not None:
-            self._on_tokens_in_full(seq, token_ids)
-            return
         dispatcher = self._dispatcher
+        if fast is None or seq.finish_reason is not None:
+            event = self._maker.make(seq, token_ids)
+            dispatcher.streams.append(self)
+            dispatcher.events.append(event)
+            return
         dispatcher.streams.append(self)
         dispatcher.events.append(
             TokenEvent(
@@ -110,37 +153,6 @@ class Stream:
                 seq.num_cached_tokens,
             )
         )
-
-    def _on_tokens_in_full(self, seq: ApiSequence, token_ids: Sequence[int]) -> None:
-        before = seq.num_output_tokens - len(token_ids)
-        text = ""
-        if seq.finish_reason != FINISH_ERROR:
-            output = self._text
-            output.num_tokens = before
-            text = output.append(
-                token_ids, finished=seq.finish_reason is not None, ends_with_stop_token=seq.stop_token_id is not None
-            )
-            if output.stop is not None:
-                self._dispatcher.manager.stop_sequence(seq, output.stop, output.num_tokens)
-                token_ids = token_ids[: output.num_tokens - before]
-        prompt_logprobs = None
-        if not self._sent_prompt_logprobs and seq.prompt_logprobs is not None:
-            prompt_logprobs = seq.prompt_logprobs
-            self._sent_prompt_logprobs = True
-        event = TokenEvent(
-            text,
-            token_ids,
-            seq.num_output_tokens,
-            seq.received_ns,
-            finish_reason=seq.finish_reason,
-            stop_reason=seq.stop_reason,
-            logprobs=seq.logprobs[before:] if seq.logprobs is not None else None,
-            prompt_logprobs=prompt_logprobs,
-            num_cached_tokens=seq.num_cached_tokens,
-            error=seq.error,
-        )
-        self._dispatcher.streams.append(self)
-        self._dispatcher.events.append(event)
 
 
 class StreamDispatcher:
