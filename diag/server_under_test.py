@@ -7,13 +7,16 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from atom.recipes.errors import RunError, ServerDiedError, UsageError
 from atom.recipes.health import probe_health
 from atom.recipes.processes import read_stat
 from atom.recipes.recipe import Metrics, MetricsDialect, Recipe
 from atom.recipes.server import Server
+
+if TYPE_CHECKING:
+    from atom.diag.attach_checks import AttachMethod
 
 __all__ = ["PidTarget", "ServerUnderTest", "UrlTarget", "death_notice", "watch"]
 
@@ -40,7 +43,7 @@ class PidTarget:
     pid: int
     base_url: str | None = None
     """None: found from the sockets of its processes; one that has none is profiled without HTTP."""
-    method: str = "auto"
+    method: AttachMethod = "auto"
     """How to attach; see `diag/attach.py`."""
     metrics: Metrics = field(default_factory=Metrics)
     metrics_url: str | None = None

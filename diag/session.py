@@ -187,9 +187,12 @@ class MeasuredSession:
 
         def take_out() -> None:
             try:
-                detach(directory)
+                left = detach(directory)
             except (AtomError, OSError) as error:
                 self._hook.left_behind(str(error).partition("\n")[0])
+            else:
+                if left:
+                    self._hook.left_behind(f"no word of that from pid {', '.join(map(str, left))}")
 
         stack.callback(take_out)
         try:

@@ -205,8 +205,9 @@ class FakeAttach(types.ModuleType):
         reason = "" if self._ok else "gdb is not installed"
         return [types.SimpleNamespace(pid=pid, role="other", ok=self._ok, method=method, reason=reason)]
 
-    def detach(self, directory: Path) -> None:
+    def detach(self, directory: Path) -> list[int]:
         self.calls.append(f"detach {directory.name}")
+        return []
 
 
 @pytest.fixture
