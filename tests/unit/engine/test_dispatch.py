@@ -21,7 +21,7 @@ def fill(dispatcher: Dispatcher[str], costs: Sequence[int]) -> list[int]:
     """The core of each request, all added at once; what is held back is missing."""
     for number, cost in enumerate(costs):
         dispatcher.add(number, f"request {number}", cost)
-    engines = []
+    engines: list[int] = []
     while (taken := dispatcher.take()) is not None:
         assert taken[0] == len(engines), "not first come, first served"
         engines.append(taken[1])
