@@ -113,6 +113,12 @@ class ProcessSamples:
         first, last = np.searchsorted(self.t_ns, [start_ns, end_ns])
         return slice(int(first), int(last))
 
+    def rss_last_mb(self, start_ns: int, end_ns: int) -> float | None:
+        """Resident memory at the window's last sample."""
+        rss = self.rss_mb[self.window(start_ns, end_ns)]
+        known = rss[~np.isnan(rss)]
+        return float(known[-1]) if len(known) else None
+
     def cpu_share(self, start_ns: int, end_ns: int) -> float | None:
         """CPU seconds per second between the first and the last sample of the window."""
         part = self.window(start_ns, end_ns)

@@ -1,4 +1,5 @@
-"""From a run directory to its `Profile`. The parts are in `windows.py`, `growth.py`, `attribution.py`, `causes.py`."""
+"""From a run directory to its `Profile`. The parts are in `windows.py`, `growth.py`, `attribution.py`, `causes.py`,
+`verdict.py`, `processes.py`."""
 
 from __future__ import annotations
 
@@ -8,9 +9,12 @@ from typing import Any
 
 from atom.bench.rundir import RunDirectory
 from atom.diag.gc_profile.attribution import attribute
+from atom.diag.gc_profile.causes import Findings, family_growth, find_causes
 from atom.diag.gc_profile.evidence import Evidence, read_evidence
 from atom.diag.gc_profile.growth import find_growth
 from atom.diag.gc_profile.model import Profile
+from atom.diag.gc_profile.processes import process_rows
+from atom.diag.gc_profile.verdict import judge
 from atom.diag.gc_profile.windows import default_window_s, totals, windows
 from atom.diag.gc_records import check_books
 from atom.diag.server_figures import old_object_passes
@@ -31,22 +35,33 @@ def profile_run(
         raise UsageError(f"--window must be a length of time above zero, got {window_s:g} s")
     evidence = read_evidence(RunDirectory.open(directory))
     length = window_s if window_s is not None else default_window_s(evidence.duration_s)
-    growth = find_growth(evidence, seed=seed)
-    attribution, _ = attribute(evidence, shifts=shifts, seed=seed)
+    attribution, overlaps = attribute(evidence, shifts=shifts, seed=seed)
+    findings = Findings(
+        evidence=evidence,
+        totals=totals(evidence),
+        windows=windows(evidence, length),
+        growth=find_growth(evidence, seed=seed),
+        overlaps=overlaps,
+    )
+    causes = find_causes(findings)
+    processes = process_rows(evidence)
+    what = old_object_passes([evidence.passes.process] if evidence.passes else [])
+    verdict, is_problem = judge(findings, causes, processes, what)
     return Profile(
         label=label or evidence.run_dir.path.name,
         directory=str(directory),
         simulated=_simulated(evidence.run),
-        old_object_passes=old_object_passes([evidence.passes.process] if evidence.passes else []),
+        old_object_passes=what,
         window_s=length,
-        windows=windows(evidence, length),
-        totals=totals(evidence),
-        growth=growth,
+        windows=tuple(findings.windows),
+        totals=findings.totals,
+        growth=findings.growth,
         attribution=attribution,
-        causes=(),
-        verdict="",
-        is_problem=None,
-        processes=(),
+        causes=causes,
+        verdict=verdict,
+        is_problem=is_problem,
+        processes=processes,
+        growing_families=family_growth(evidence, 0.0),
         validity=evidence.run.get("validity"),
         notes=_notes(evidence),
     )

@@ -1,0 +1,82 @@
+"""One row per process of the server: what its hook and its samples say, and why it has no hook if it has none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from atom.bench.records import is_count
+from atom.diag.gc_profile.evidence import Evidence
+from atom.diag.gc_profile.model import HookedProcess
+from atom.diag.server_captures import Passes, ProcessSamples
+
+__all__ = ["process_rows"]
+
+_ORDER: Final = ("api", "core", "worker", "other")
+
+
+def process_rows(evidence: Evidence) -> tuple[HookedProcess, ...]:
+    """API processes first. A process that was only seen by its hook, or only by its samples, has a row too."""
+    hooked: dict[int, Passes] = {}
+    for passes in evidence.captures.passes:  # of a pid with several records the one that saw most of the span
+        known = hooked.get(passes.process.pid)
+        if known is None or _watched(evidence, passes) >= _watched(evidence, known):
+            hooked[passes.process.pid] = passes
+    sampled = {samples.pid: samples for samples in evidence.captures.processes}
+    noted = dict(_noted(evidence.run))
+    rows = [_row(evidence, pid, hooked.get(pid), sampled.get(pid), noted.get(pid, {})) for pid in {*hooked, *sampled}]
+    return tuple(sorted(rows, key=lambda row: (_rank(row.role), row.pid)))
+
+
+def _rank(role: str) -> int:
+    return _ORDER.index(role) if role in _ORDER else len(_ORDER)
+
+
+def _watched(evidence: Evidence, passes: Passes) -> int:
+    return passes.watched_ns(evidence.start_ns, evidence.end_ns) if evidence.duration_s > 0 else 0
+
+
+def _noted(run: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """What the session wrote down about each process."""
+    hook = run.get("gc_hook")
+    processes = hook.get("processes") if isinstance(hook, dict) else None
+    for one in processes if isinstance(processes, list) else ():
+        if isinstance(one, dict) and is_count(one.get("pid")):
+            yield one["pid"], one
+
+
+def _row(
+    evidence: Evidence, pid: int, passes: Passes | None, samples: ProcessSamples | None, noted: Mapping[str, Any]
+) -> HookedProcess:
+    role = passes.process.role if passes is not None else samples.role if samples is not None else "other"
+    command = samples.command if samples is not None and samples.command else ""
+    rss = samples.rss_last_mb(evidence.start_ns, evidence.end_ns) if samples is not None else None
+    if passes is None:
+        reason = noted.get("reason")
+        return HookedProcess(
+            pid=pid,
+            role=role,
+            command=command,
+            hooked=False,
+            reason=str(reason) if reason else "the hook did not load in it",
+            rss_mb=rss,
+        )
+    process, watched = passes.process, _watched(evidence, passes)
+    seconds = passes.seconds(evidence.start_ns, evidence.end_ns) if watched else None
+    return HookedProcess(
+        pid=pid,
+        role=role,
+        command=command or process.command,
+        hooked=True,
+        reason="" if watched else "it was watched for less than half of the span",
+        python=process.python,
+        collector=process.collector,
+        thresholds=process.last_thresholds,
+        frozen=process.frozen,
+        action=process.action,
+        gen2_passes=len(passes.pauses_ms(evidence.start_ns, evidence.end_ns)) if watched else None,
+        gen2_seconds=seconds,
+        gen2_share=None if seconds is None else seconds / (watched / 1e9),
+        rss_mb=rss,
+        hook_cpu_share=process.hook_cpu_share,
+    )
