@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from rich.cells import cell_len, set_cell_size
 
-from atom.cli.render import SEPARATOR, number
+from atom.cli.render import SEPARATOR, Table, number, table_width
 from atom.diag.gc_profile.model import Profile
 from atom.diag.gc_profile.names import arm_names, one_line
 
@@ -16,6 +16,7 @@ __all__ = [
     "NONE",
     "Arm",
     "cut",
+    "fitted",
     "gathered",
     "latency",
     "name_arms",
@@ -77,6 +78,29 @@ def gathered(pairs: Iterable[tuple[str, T]]) -> list[tuple[str, list[T]]]:
     for key, value in pairs:
         found.setdefault(key, []).append(value)
     return list(found.items())[:MOST_GATHERED]
+
+
+def fitted(table: Table, width: int | None, least: Sequence[str]) -> Table:
+    """The table without as many of the columns headed `least` as it takes to fit; the first goes first, and a note
+    says which went. None of its groups may be among them."""
+    gone: list[str] = []
+    for header in least:
+        if width is None or table_width(table) <= width:
+            break
+        if header not in table.columns:
+            continue
+        index = list(table.columns).index(header)
+        kept = [i for i in range(len(table.columns)) if i != index]
+        table = replace(
+            table,
+            columns=[table.columns[i] for i in kept],
+            rows=[[row[i] for i in kept] for row in table.rows],
+            text_columns=[i - (i > index) for i in table.text_columns if i != index],
+        )
+        gone.append(" ".join(header.split()))
+    if not gone:
+        return table
+    return replace(table, notes=[*table.notes, f"not shown, too wide for this terminal: {', '.join(gone)}"])
 
 
 def two_lines(header: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
-from atom.cli.gc_cells import NONE, Arm, cut, gathered, latency, share, titled, two_lines
+from atom.cli.gc_cells import NONE, Arm, cut, fitted, gathered, latency, share, titled, two_lines
 from atom.cli.render import Table, count, number, table_width
 from atom.diag.gc_profile.model import Growth, GrowthVerdict, HookedProcess, SlowEvents
 from atom.diag.gc_profile.names import one_line
@@ -13,6 +14,8 @@ from atom.diag.gc_profile.names import one_line
 __all__ = ["attribution_tables", "growth_tables", "process_table", "short_command"]
 
 _LONGEST_COMMAND: Final = 44
+_SHORTEST_COMMAND: Final = 20
+_LEAST_OF_PROCESSES: Final = ("\npython", "\nfrozen", "\nthresholds", "gen-2\nshare", "\nwhat-if", "\ncollector")
 _MOST_FAMILIES: Final = 5
 _MOST_PIDS: Final = 6
 
@@ -21,16 +24,18 @@ _MOST_PIDS: Final = 6
 
 
 def growth_tables(arms: Sequence[Arm], width: int | None) -> list[Table]:
-    """One table; where that is too wide, one per arm."""
+    """One table; where that is too wide, one per arm, and what could not be told in the notes alone."""
     if not any(arm.profile.growth for arm in arms):
         return []
     table = _growth_table(arms)
-    if len(arms) == 1 or width is None or table_width(table) <= width:
+    if width is None or table_width(table) <= width:
         return [table]
-    return [_growth_table([arm]) for arm in arms if arm.profile.growth]
+    if len(arms) > 1:
+        return [table for arm in arms for table in growth_tables([arm], width)]
+    return [_growth_table(arms, only_told=True)]
 
 
-def _growth_table(arms: Sequence[Arm]) -> Table:
+def _growth_table(arms: Sequence[Arm], *, only_told: bool = False) -> Table:
     several = len(arms) > 1
     units = {growth.per for arm in arms for growth in arm.profile.growth.values()}
     per = one_line(units.pop()) if len(units) == 1 else None
@@ -41,8 +46,9 @@ def _growth_table(arms: Sequence[Arm]) -> Table:
             growth = arm.profile.growth.get(quantity)
             if growth is None:
                 continue
-            head = [_with_unit(growth), arm.name] if several else [_with_unit(growth)]
-            rows.append([*head, *_growth_cells(growth), *([one_line(growth.per)] if per is None else [])])
+            if growth.verdict != GrowthVerdict.NOT_ENOUGH_DATA or not (only_told and growth.reason):
+                head = [_with_unit(growth), arm.name] if several else [_with_unit(growth)]
+                rows.append([*head, *_growth_cells(growth), *([one_line(growth.per)] if per is None else [])])
             if growth.verdict == GrowthVerdict.NOT_ENOUGH_DATA and growth.reason:
                 reasons.append(
                     (one_line(growth.reason), f"{one_line(growth.label)}{f' ({arm.name})' if several else ''}")
@@ -99,7 +105,7 @@ def _families(arm: Arm, several: bool) -> list[str]:
 # ---- attribution -------------------------------------------------------------------------------------------------
 
 
-def attribution_tables(arms: Sequence[Arm]) -> list[Table]:
+def attribution_tables(arms: Sequence[Arm], width: int | None) -> list[Table]:
     tables = []
     for arm in arms:
         attribution = arm.profile.attribution
@@ -122,8 +128,9 @@ def attribution_tables(arms: Sequence[Arm]) -> list[Table]:
             f"{one.slow:,} of {one.events:,}, {number(one.excess_s)} s too long in all"
             for one in events
         ]
-        columns = ("slow", "API process was in", "found", "share", "by chance", "lift", "excess (s)")
-        tables.append(Table(title, columns, rows, notes, lead=lead, text_columns=(1,)))
+        columns = ("\nslow", "API process\nwas in", "\nfound", "\nshare", "by\nchance", "\nlift", "excess\n(s)")
+        table = Table(title, columns, rows, notes, lead=lead, text_columns=(1,))
+        tables.append(fitted(table, width, ("excess\n(s)", "\nshare")))
     return tables
 
 
@@ -198,15 +205,19 @@ def process_table(arms: Sequence[Arm], width: int | None) -> Table:
         ]
         for arm, p in listed
     ]
-    left = _LONGEST_COMMAND if width is None else width - table_width(Table("", headers, rows)) + len("command")
-    room = max(12, min(_LONGEST_COMMAND, left))
     command = 2 + several
-    for row, (_, process) in zip(rows, listed, strict=True):
-        row[command] = short_command(process.command, room)
-    notes += _not_hooked(listed, several)
     text = [command - 1, command, command + 1]
     text += [command + 2 + i for i, (header, _, _) in enumerate(used) if header in ("collector", "python", "what-if")]
-    return Table(title, headers, rows, notes, text_columns=text)
+    table = Table(title, headers, rows, [*notes, *_not_hooked(listed, several)], text_columns=text)
+    room = _LONGEST_COMMAND
+    if width is not None:
+        table = fitted(table, width - _SHORTEST_COMMAND + len("command"), _LEAST_OF_PROCESSES)
+        room = max(_SHORTEST_COMMAND, min(room, width - table_width(table) + len("command")))
+    filled = [
+        [*row[:command], short_command(process.command, room), *row[command + 1 :]]
+        for row, (_, process) in zip(table.rows, listed, strict=True)
+    ]
+    return replace(table, rows=filled)
 
 
 def _process_columns(processes: Sequence[HookedProcess]) -> tuple[list[_ProcessColumn], list[str]]:
@@ -235,6 +246,7 @@ def _not_hooked(listed: Sequence[tuple[Arm, HookedProcess]], several: bool) -> l
         if not p.hooked
     ]
     notes = [f"not hooked: {_some(who)}: {why}" for why, who in gathered(without)]
+    notes += [f"pid {p.pid}: {one_line(p.reason)}" for _, p in listed if p.hooked and p.reason][:_MOST_PIDS]
     if len(without) == len(listed):
         notes.append("no process was hooked: nothing is known of its collector")
     return notes

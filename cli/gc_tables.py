@@ -12,7 +12,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from atom.cli.gc_cells import NONE, Arm, gathered, latency, name_arms, pause, rate, share, size, titled, two_lines
+from atom.cli.gc_cells import (
+    NONE,
+    Arm,
+    fitted,
+    gathered,
+    latency,
+    name_arms,
+    pause,
+    rate,
+    share,
+    size,
+    titled,
+    two_lines,
+)
 from atom.cli.gc_detail_tables import attribution_tables, growth_tables, process_table
 from atom.cli.render import Table, count, number, table_width
 from atom.diag.gc_profile.gates import GateOutcome, GateResult
@@ -33,10 +46,10 @@ def profile_tables(profiles: Sequence[Profile], *, width: int | None = None) -> 
     return [
         _verdict(arms),
         *_windows(arms, width),
-        *_traffic(arms),
+        *_traffic(arms, width),
         _totals(arms),
         *growth_tables(arms, width),
-        *attribution_tables(arms),
+        *attribution_tables(arms, width),
         process_table(arms, width),
     ]
 
@@ -103,6 +116,7 @@ _TRAFFIC_COLUMNS: Final[Sequence[tuple[str, _Cell]]] = (
     ("/health\nmax (ms)", lambda w: latency(w.health_max_ms)),
     ("API CPU\n(cores)", lambda w: NONE if w.api_cpu is None else f"{w.api_cpu:.2f}"),
 )
+_LEAST_TRAFFIC: Final = ("API CPU\n(cores)", "ITL\np99 (ms)", "prompt\ntok/s", "running\nrequests")
 
 
 def _windows(arms: Sequence[Arm], width: int | None) -> list[Table]:
@@ -169,7 +183,7 @@ def _lengths(group: Sequence[Arm], unit: str) -> list[str]:
     return ["observed: " + ", ".join(f"{a.name} {_moment(end)} {unit}" for a, end in zip(group, ends, strict=True))]
 
 
-def _traffic(arms: Sequence[Arm]) -> list[Table]:
+def _traffic(arms: Sequence[Arm], width: int | None) -> list[Table]:
     """One row per window and arm, so that an arm's rows of a window stand together."""
     used = [
         (header, cell)
@@ -190,7 +204,8 @@ def _traffic(arms: Sequence[Arm]) -> list[Table]:
             if index < len(arm.profile.windows)
         ]
         columns = [f"\n{unit}", *(["\narm"] if several else []), *(two_lines(header) for header, _ in used)]
-        tables.append(Table(titled("traffic", group), columns, rows, text_columns=(1,) if several else ()))
+        table = Table(titled("traffic", group), columns, rows, text_columns=(1,) if several else ())
+        tables.append(fitted(table, width, _LEAST_TRAFFIC))
     return tables
 
 

@@ -216,7 +216,7 @@ def test_two_arms_stand_side_by_side() -> None:
     assert list(table.rows[0]) == ["0–5", "1.9%", "19.5", "94", "1,977", "0.0%", "3.5", "5.1", "1,737"]
 
 
-@pytest.mark.parametrize("width", [100, 140])
+@pytest.mark.parametrize("width", [80, 100, 140])
 @pytest.mark.parametrize("arms", [1, 2, 3, 4])
 def test_nothing_wraps_into_a_mess(width: int, arms: int) -> None:
     profiles = [profile(label) for label in ("clean", "retention", "gauges", "both")[:arms]]
