@@ -179,10 +179,9 @@ class CoreManager:
             if drain:  # a core that was told to stop takes nothing more
                 self._dispatch.wait_for(lambda: not self._dispatcher.num_held_back, timeout)
             self._dispatcher.stop()
-        if self._failure is None:
-            for engine in self.engines:
-                with contextlib.suppress(QueueFullError):
-                    self._send(engine.index, Shutdown(drain))
+        for engine in self.engines:
+            with contextlib.suppress(QueueFullError):  # also when it is the one that died
+                self._send(engine.index, Shutdown(drain and self._failure is None))
         if self._failure is not None or not wait_all(self.engines, deadline - time.monotonic()):
             for engine in self.engines:
                 engine.terminate()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -10,7 +12,7 @@ import zmq
 
 from atom.engine.core_channel import CoreChannel
 from atom.engine.core_handle import CoreHandle
-from atom.engine.messages import CoreOutput
+from atom.engine.messages import CoreOutput, UtilityResult
 
 MESSAGES_PER_POLL: Final = 8
 EXIT_POLL_MS: Final = 100
@@ -46,16 +48,19 @@ def receive_until_exit(channel: CoreChannel, engines: Sequence[CoreHandle], hand
         only_output = len(ready) == 1 and ready[0][0] is channel.output
         exited = None if only_output else next((engine for engine in engines if engine.returncode is not None), None)
         if exited is not None:
-            return _last_words(channel, handle) or exited.describe_exit()
+            return _last_words(channel, handle, exited.index) or exited.describe_exit()
 
 
-def _last_words(channel: CoreChannel, handle: Handler) -> str | None:
-    """Handle what a core that has exited sent before."""
+def _last_words(channel: CoreChannel, handle: Handler, engine_index: int) -> str | None:
+    """Handle what a core that has exited sent before. Others may be sending all the time, and prolong nothing."""
+    deadline = time.monotonic() + LAST_WORDS_MS / 1e3
     try:
-        while channel.output.poll(LAST_WORDS_MS):
+        while (left := deadline - time.monotonic()) > 0 and channel.output.poll(math.ceil(left * 1e3)):
             message = channel.receive()
             if message is not None and (reason := handle(message)) is not None:
                 return reason
+            if isinstance(message, UtilityResult) or (message is not None and message.engine_index == engine_index):
+                deadline = time.monotonic() + LAST_WORDS_MS / 1e3
     except msgspec.MsgspecError:
         pass  # cut short by its death, which says more
     return None

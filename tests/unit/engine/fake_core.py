@@ -54,6 +54,7 @@ class FakeCore:
     def __init__(self, args: argparse.Namespace) -> None:
         self.behaviour: str = args.behaviour
         self.index: int = args.index
+        self.step_ms: float = args.step_ms
         self.tokens_per_step: int = args.tokens_per_step
         context = zmq.Context()
         self.input = context.socket(zmq.PULL)
@@ -76,6 +77,7 @@ class FakeCore:
             while self.input.poll(0 if self.can_step() else 5):
                 self.handle(decoder.decode(self.input.recv()))
             if self.can_step():
+                time.sleep(self.step_ms / 1e3)
                 self.emit()
 
     def can_step(self) -> bool:
@@ -177,6 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("behaviour", nargs="?", default="serves")
     parser.add_argument("--tokens-per-step", type=int, default=1)
+    parser.add_argument("--step-ms", type=float, default=0.0)
     parser.add_argument("--index", type=int)
     for flag in ("--input", "--output"):
         parser.add_argument(flag)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -243,6 +244,22 @@ def test_the_death_of_one_core_ends_everything_with_one_error() -> None:
             with pytest.raises(EngineDeadError, match="SIGKILL"):
                 attempt()
     assert all(engine.returncode is not None for engine in manager.engines)
+
+
+def test_a_core_that_goes_on_does_not_hide_the_death_of_another() -> None:
+    """One sends steps without a pause while the last words of the other are awaited."""
+    ends = Ends()
+    failed = threading.Event()
+    with running("--step-ms", "5", load_balance="round_robin") as manager:
+        manager.deliver_through_callbacks()
+        manager.on_failure = lambda error: failed.set()
+        for name in ("busy", "idle"):
+            manager.add_request(name, [1] * 5_000 if name == "busy" else [1, PAUSE], PARAMS, ends)
+        until(lambda: len(ends.tokens) == 2)
+        os.kill(manager.engines[1].pid, signal.SIGKILL)
+        assert failed.wait(WAIT_S)
+        assert ends.reasons == {"busy": "error", "idle": "error"}
+        assert ends.tokens["busy"] < 5_000
 
 
 def test_one_core_that_cannot_start_is_one_clear_error() -> None:
