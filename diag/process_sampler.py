@@ -2,7 +2,8 @@
 
 Whose a process is: those with the run's label, the descendants of the supervisor, and, for a server that was not
 started here, the process that listens on its port and its descendants. One line per process and sample in
-`server/process.jsonl`; the first one of a process also has its command.
+`server/process.jsonl`; the first one of a process, and of each program that it becomes by exec, also has its command
+and why the GC hook's environment cannot have worked in it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from atom.diag.python_process import hook_obstacle
 from atom.recipes.processes import (
     LABEL_VARIABLE,
     ProcessStat,
@@ -53,7 +55,8 @@ class ProcessSampler:
         self._roles = roles
         self._looked: dict[tuple[int, int], int] = {}
         self._labelled: set[tuple[int, int]] = set()
-        self._known: set[tuple[int, int]] = set()
+        self._known: dict[tuple[int, int], str | None] = {}
+        """Process → program it was last seen running: it may be seen before its exec."""
 
     def run(self, record: Callable[[Mapping[str, Any]], None], stop: threading.Event) -> None:
         due = time.monotonic()
@@ -79,10 +82,11 @@ class ProcessSampler:
                 "threads": stat.threads,
                 "fds": _open_files(stat.pid),
             }
-            if identity not in self._known:
-                self._known.add(identity)
-                line |= {"start_ticks": stat.start_ticks, "command": command[:_MAX_COMMAND]}
-                line["exe"] = executable_of(stat.pid)
+            exe = executable_of(stat.pid)
+            if identity not in self._known or self._known[identity] != exe:
+                self._known[identity] = exe
+                line |= {"start_ticks": stat.start_ticks, "command": command[:_MAX_COMMAND], "exe": exe}
+                line["hook_obstacle"] = hook_obstacle(stat.pid, exe)
             yield line
         self._forget_the_dead()
 

@@ -36,7 +36,7 @@ __all__ = ["HOOKS", "GcHook", "collector_kind", "old_generations"]
 SCHEMA_VERSION = "1.0"
 DRAIN_EVERY_S = 0.5
 TOTALS_EVERY_S = 2.0
-LOOK_AROUND_EVERY_S = 10.0
+LOOK_AROUND_EVERY_S = 5.0
 """How often it is looked whether the directory and the owner are still there."""
 QUIET_START_S = 1.0
 """A process of no known role that ends sooner, and had no pass over old objects, leaves no file."""
@@ -213,6 +213,12 @@ class GcHook:
         HOOKS.append(self)
         self._start_thread()
 
+    def begin(self) -> None:
+        """Write the first line now, so that whoever attached sees that this process is hooked."""
+        with self.draining:
+            if self.record.unopened:
+                self.record.open(self._header())
+
     def _start_thread(self) -> None:
         drainer = _Drainer()
         # Where no thread can start (a limit, or the interpreter ends), close() still writes the totals.
@@ -270,9 +276,9 @@ class GcHook:
                     if self._abandoned():
                         self._remove("abandoned")
                         return
-                self._act()
-                self.drain(totals=now >= next_totals)
-                if now >= next_totals:
+                due = self._act() or now >= next_totals
+                self.drain(totals=due)
+                if due:
                     next_totals = now + TOTALS_EVERY_S
             if drainer.finish:
                 self._finish("exit")
@@ -285,14 +291,17 @@ class GcHook:
             state[_DRAINER] = 0
             drainer.done.release()
 
-    def _act(self) -> None:
+    def _act(self) -> bool:
+        """Go on with the what-if action; whether it began just now."""
         action = self.action
         if action is None:
-            return
-        if not action.started and os.path.exists(os.path.join(self.record.directory, ACTION_FILE)):
+            return False
+        begins = not action.started and os.path.exists(os.path.join(self.record.directory, ACTION_FILE))
+        if begins:
             action.start()
         if action.started:
             action.step()
+        return begins
 
     def _abandoned(self) -> bool:
         """Nobody will read this: the directory was deleted, or whoever attached is gone without detaching."""

@@ -27,6 +27,8 @@ ROLES_VARIABLE = "ATOM_GC_HOOK_ROLES"
 ACTION_VARIABLE = "ATOM_GC_HOOK_ACTION"
 
 _installing = _thread.allocate_lock()
+_answering: set[str] = set()
+"""Confirmations that were asked for: a process may be made to run the same text twice."""
 
 
 def install(
@@ -35,10 +37,12 @@ def install(
     """Record this process into `directory`; False if it is already. Another directory gets a hook of its own."""
     with _installing:
         wanted = os.path.realpath(directory)
-        if any(os.path.realpath(hook.record.directory) == wanted for hook in HOOKS):
-            return False
-        GcHook(directory, roles, action, attached).install()
-        return True
+        there = [hook for hook in HOOKS if os.path.realpath(hook.record.directory) == wanted]
+        if not there:
+            GcHook(directory, roles, action, attached).install()
+        if attached:
+            (there or HOOKS)[-1].begin()
+        return not there
 
 
 def install_from_environment() -> None:
@@ -60,6 +64,10 @@ def install_from_environment() -> None:
 def install_attached(directory: str, roles: Mapping[str, Sequence[str]], action: str | None, confirmation: str) -> None:
     """What `diag/attach.py` has the process call, in a thread of its own. Tells the result in the file `confirmation`:
     `{"ok": true, "already": whether it was hooked}`, or an error."""
+    with _installing:
+        if confirmation in _answering:
+            return
+        _answering.add(confirmation)
     try:
         if not hasattr(gc, "callbacks"):
             raise RuntimeError("this interpreter has no gc.callbacks")
