@@ -106,6 +106,8 @@ class CoreManager:
         self._seq_ids = itertools.count(1)
         self._calls = PendingCalls()
         self._failure: EngineDeadError | None = None
+        self._outputs_complete = False
+        """Whether every sequence that was ever admitted has ended, and nothing more is admitted."""
         self._closing = False
         self._closed = False
         self._shutdown_lock = threading.Lock()
@@ -269,7 +271,7 @@ class CoreManager:
         nothing more can come.
         """
         self._raise_if_not_consumed(asyncio_mode=False)
-        if self.outputs_queue.empty():
+        if self._nothing_can_come and self.outputs_queue.empty():
             self._raise_if_dead()
         try:
             batch = self.outputs_queue.get(timeout=timeout)
@@ -281,9 +283,14 @@ class CoreManager:
         """`get_output` for asyncio mode; to be used on the loop that `start` was given."""
         self._raise_if_not_consumed(asyncio_mode=True)
         assert self.async_output_queue is not None
-        if self.async_output_queue.empty():
+        if self._nothing_can_come and self.async_output_queue.empty():
             self._raise_if_dead()
         return self._take(await self.async_output_queue.get())
+
+    @property
+    def _nothing_can_come(self) -> bool:
+        """An engine that has just died still has its open sequences to hand over, each with the error."""
+        return self._outputs_complete or self._output_thread is None
 
     def _take(self, batch: _SequenceBatch | None) -> _SequenceBatch:
         if batch is None:  # woken because the state changed
@@ -319,6 +326,14 @@ class CoreManager:
         elif self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: its reader is gone
                 self._loop.call_soon_threadsafe(self.async_output_queue.put_nowait, batch)
+
+    def _complete_outputs(self) -> None:
+        """Nothing will be queued any more; in asyncio mode, once the loop has queued what came before."""
+        if self._loop is None:
+            self._outputs_complete = True
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(setattr, self, "_outputs_complete", True)
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -562,6 +577,7 @@ class CoreManager:
             self._flush()
         if batch:
             self._queue_finished(batch)
+        self._complete_outputs()
         self._calls.fail_all(EngineDeadError(error or "the engine is shut down"))
         for engine in self.engines:
             engine.ready.set()  # whoever waits in start() looks at `failure` next

@@ -458,6 +458,24 @@ def test_every_open_sequence_gets_an_error_when_the_core_is_lost(command: int, m
                 attempt()
 
 
+def test_a_reader_gets_what_was_open_even_when_it_looks_while_the_death_is_handled() -> None:
+    looking = threading.Event()
+
+    def slow(seq: ApiSequence, token_ids: Sequence[int]) -> None:
+        if seq.finish_reason is not None:
+            looking.set()
+            time.sleep(0.2)
+
+    with running() as manager:
+        manager.add_request("a", [1, DIE], PARAMS, slow)
+        assert looking.wait(WAIT_S)
+        assert manager.failure is not None
+        (seq,) = manager.get_output(timeout=WAIT_S)
+        assert seq.finish_reason == "error"
+        with pytest.raises(EngineDeadError):
+            manager.get_output()
+
+
 def test_a_core_killed_from_outside_while_idle_is_noticed() -> None:
     lost = threading.Event()
     with running() as manager:
