@@ -5,10 +5,11 @@ of: the 95th percentile, half as long again as the median, the median + 5 ms. It
 half of its excess over the median, whatever else happened in it: in a long queue only what overlaps can explain.
 
 How much chance would cover is found by shifting all pauses together around the end of the span by random offsets: they
-keep their lengths, their rhythm and their bursts, and lose their place. Lift is found ÷ the mean of the shifts; what
-95% of the shifts give is what pauses that have nothing to do with latency would give. Renders are taken from outside,
-first byte sent to last byte read, so a scrape that waits behind a pass covers it too: such events count in both, and
-`Overlaps.render_only` says how many renders explain alone.
+keep their lengths and their bursts, and lose their place. Each is moved besides by up to half of the usual distance
+between two: a scrape a second, shifted by whole seconds, would be where it was. Lift is found ÷ the mean of the shifts;
+what 95% of the shifts give is what pauses that have nothing to do with latency would give. Renders are taken from
+outside, first byte sent to last byte read, so a scrape that waits behind a pass covers it too: such events count in
+both, and `Overlaps.render_only` says how many renders explain alone.
 """
 
 from __future__ import annotations
@@ -60,14 +61,25 @@ class Pauses:
         spent = np.column_stack([np.cumsum(lengths) - lengths, np.cumsum(lengths)]).ravel()
         self._spent = np.concatenate([[0.0], spent, [self.total_s]])
 
-    def covered(self, from_s: FloatArray, to_s: FloatArray, shift_s: float = 0.0) -> FloatArray:
-        """Seconds of each [from, to] within pauses, after these are shifted around the end of the period."""
-        return self._until(to_s - shift_s) - self._until(from_s - shift_s)
+        self._spacing_s = float(np.median(np.diff(self.start_s))) if len(self.start_s) > 1 else 0.0
 
-    def _until(self, moment_s: FloatArray) -> FloatArray:
-        turns = np.floor(moment_s / self.period_s)
-        spent: FloatArray = np.interp(moment_s - turns * self.period_s, self._at, self._spent)
-        return spent + turns * self.total_s
+    def covered(self, from_s: FloatArray, to_s: FloatArray) -> FloatArray:
+        """Seconds of each [from, to] within pauses."""
+        spent: FloatArray = np.interp(to_s, self._at, self._spent) - np.interp(from_s, self._at, self._spent)
+        return spent
+
+    def moved(self, offset_s: float, rng: np.random.Generator | None = None) -> Pauses:
+        """The same pauses shifted around the end of the period; with `rng`, each by up to half the usual distance
+        between two more or less."""
+        length, period = self.stop_s - self.start_s, self.period_s
+        jitter = 0.0 if rng is None else self._spacing_s * rng.uniform(-0.5, 0.5, len(length))
+        start = (self.start_s + offset_s + jitter) % period
+        over = start + length > period  # the rest of these begins anew
+        return Pauses(
+            np.concatenate([start, np.zeros(np.count_nonzero(over))]),
+            np.concatenate([start + length, (start + length - period)[over]]),
+            period,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +190,7 @@ def compare(
     chosen = lengths > threshold
     slow = _Slow(start_s[chosen], stop_s[chosen], lengths[chosen] - typical)
     in_pass, in_render = slow.inside(passes), slow.inside(renders)
-    offsets = _offsets(passes or renders, shifts, rng)
-    shifted = slow.shifted(passes, renders, offsets)
+    shifted = slow.shifted(passes, renders, shifts, rng)
     pass_surplus = _surplus(in_pass, shifted[0])
     render_surplus = _surplus(in_render, shifted[1])
     alone = None if in_render is None else in_render & ~(in_pass if in_pass is not None else False)
@@ -223,11 +234,6 @@ def _lift(what: str, surplus: Surplus | None) -> dict[str, float | None]:
     }
 
 
-def _offsets(pauses: Pauses | None, shifts: int, rng: np.random.Generator) -> FloatArray:
-    period = pauses.period_s if pauses is not None else 0.0
-    return rng.uniform(NEAREST_SHIFT * period, (1 - NEAREST_SHIFT) * period, shifts)
-
-
 def _surplus(inside: BoolArray | None, shifted: FloatArray | None) -> Surplus | None:
     if inside is None or shifted is None or not len(shifted):
         return None
@@ -245,10 +251,10 @@ class _Slow:
     stop_s: FloatArray
     excess_s: FloatArray
 
-    def inside(self, pauses: Pauses | None, shift_s: float = 0.0) -> BoolArray | None:
+    def inside(self, pauses: Pauses | None) -> BoolArray | None:
         if pauses is None:
             return None
-        covered = pauses.covered(self.start_s, self.stop_s, shift_s)
+        covered = pauses.covered(self.start_s, self.stop_s)
         explained: BoolArray = covered >= COVERED * self.excess_s
         return explained
 
@@ -258,15 +264,17 @@ class _Slow:
         return float(np.minimum(pauses.covered(self.start_s, self.stop_s), self.excess_s).sum())
 
     def shifted(
-        self, passes: Pauses | None, renders: Pauses | None, offsets: FloatArray
+        self, passes: Pauses | None, renders: Pauses | None, shifts: int, rng: np.random.Generator
     ) -> tuple[FloatArray | None, FloatArray | None, FloatArray | None]:
-        """How many are in a pass, in a render, and in a render alone after each shift. Passes and renders move
-        together, as what one does to the other stays with them."""
+        """How many are in a pass, in a render, and in a render alone after each shift. Passes and renders are shifted
+        by the same offset, as what one does to the other stays with them."""
         part = self._sample()
         scale = len(self.start_s) / max(len(part.start_s), 1)
-        counts = np.full((len(offsets), 3), np.nan)
-        for i, offset in enumerate(offsets):
-            in_pass, in_render = part.inside(passes, offset), part.inside(renders, offset)
+        period_s = next((one.period_s for one in (passes, renders) if one is not None), 0.0)
+        counts = np.full((shifts, 3), np.nan)
+        for i, offset in enumerate(rng.uniform(NEAREST_SHIFT, 1 - NEAREST_SHIFT, shifts) * period_s):
+            in_pass = part.inside(None if passes is None else passes.moved(offset, rng))
+            in_render = part.inside(None if renders is None else renders.moved(offset, rng))
             if in_pass is not None:
                 counts[i, 0] = in_pass.sum()
             if in_render is not None:

@@ -31,6 +31,7 @@ LEAST_SAMPLES: Final = 16
 LEAST_PASSES: Final = 6
 LEAST_SHARE_BIN_S: Final = 1.0
 SHARE_BINS: Final = 48
+PASSES_PER_BIN: Final = 2
 
 _Points = tuple[FloatArray, FloatArray]
 """Times in seconds since the start of the span, and values; without missing ones."""
@@ -139,8 +140,11 @@ def _share(evidence: Evidence, start_s: float) -> _Points:
     """Share of the time in passes, of equal pieces of the span after the warm-up."""
     passes = evidence.passes
     length_s = evidence.duration_s - start_s
-    bins = int(min(SHARE_BINS, length_s // LEAST_SHARE_BIN_S))
     whole = round(length_s * 1e9)
+    begun_in = 0 if passes is None else len(passes.pauses_ms(evidence.end_ns - whole, evidence.end_ns))
+    # Some passes in each: a piece with one beside a piece with none would be nothing but noise.
+    fitting = begun_in // PASSES_PER_BIN if begun_in >= LEAST_PASSES else SHARE_BINS
+    bins = int(min(SHARE_BINS, max(fitting, LEAST_SAMPLES), length_s // LEAST_SHARE_BIN_S))
     if passes is None or bins < 1 or passes.watched_ns(evidence.end_ns - whole, evidence.end_ns) < 0.9 * whole:
         return _NONE
     borders = np.linspace(start_s, evidence.duration_s, bins + 1)

@@ -69,7 +69,10 @@ def fit_trend(
     offset = float(np.median(value - slope * at))
     residuals = value - (slope * at + offset)
     samples, blocks = _resample(residuals, rng)
-    slopes = slope + np.median((samples[:, j] - samples[:, i]) / run, axis=1)
+    if np.ptp(residuals) > 0:
+        slopes = slope + np.median((samples[:, j] - samples[:, i]) / run, axis=1)
+    else:
+        slopes = np.full(RESAMPLES, slope)  # what does not move needs no resampling
     tail = (1 - CONFIDENCE) / 2
     # Few blocks show too little of how much a slope varies: widen as Student's t does, a straight line taking two.
     low, high = slope + (np.quantile(slopes, [tail, 1 - tail]) - slope) * _widening(max(blocks - 2, 3))
