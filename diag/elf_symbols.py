@@ -59,7 +59,7 @@ def _read(fd: int, wanted: Collection[str]) -> ElfSymbols:
 
 
 def _table(fd: int, offset: int, entry_size: int, count: int, least: int) -> list[bytes]:
-    if entry_size < least:
+    if entry_size < least or entry_size * count > _MAX_SECTION:
         raise ValueError("odd header table")
     data = os.pread(fd, entry_size * count, offset)
     return [data[at : at + entry_size] for at in range(0, entry_size * count, entry_size)]

@@ -86,6 +86,19 @@ def test_the_existing_sitecustomize_is_chained(tmp_path: Path) -> None:
     assert len(the_one(records).passes) == 1
 
 
+def test_a_sitecustomize_that_is_a_package_is_chained(tmp_path: Path) -> None:
+    site = tmp_path / "site" / "sitecustomize"
+    site.mkdir(parents=True)
+    (site / "__init__.py").write_text(
+        "from . import part\nfrom sitecustomize.part import word\nprint(word, __path__)\n"
+    )
+    (site / "part.py").write_text("word = 'site ran'\n")
+    records = tmp_path / "records"
+    records.mkdir()
+    assert run(records, "import gc; gc.collect()", extra_path=(site.parent,)) == f"site ran ['{site}']\n"
+    assert len(the_one(records).passes) == 1
+
+
 def test_an_error_in_the_chained_sitecustomize_is_its_own(tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
@@ -132,7 +145,7 @@ def test_children_of_subprocess_and_multiprocessing_are_hooked(tmp_path: Path) -
         "    gc.collect()\n"
         "    time.sleep(0.8)\n"  # a forked worker ends by os._exit: what it did is written on the way
         "if __name__ == '__main__':\n"
-        "    for kind in ('fork', 'spawn'):\n"
+        "    for kind in ('fork', 'spawn', 'forkserver'):\n"
         "        process = multiprocessing.get_context(kind).Process(target=work)\n"
         "        process.start(); process.join()\n"
         "        assert process.exitcode == 0\n"
@@ -142,7 +155,7 @@ def test_children_of_subprocess_and_multiprocessing_are_hooked(tmp_path: Path) -
     records.mkdir()
     subprocess.run([sys.executable, str(script)], env=environment(records), check=True, timeout=WAIT_S)
     passes = sorted((process.role, len(process.passes)) for process in read_gc_records(records) if process.passes)
-    assert passes == [("core", 1), ("other", 1), ("other", 1)]
+    assert passes == [("core", 1), ("other", 1), ("other", 1), ("other", 1)]
 
 
 def test_exec_continues_in_the_same_file(tmp_path: Path) -> None:
@@ -241,6 +254,73 @@ def test_a_full_disk_stops_the_record_not_the_server(tmp_path: Path) -> None:
     assert done.stderr == ""
     (path,) = records.iterdir()
     assert path.stat().st_size <= 700
+
+
+def test_an_action_starts_and_ends_with_its_files(
+    tmp_path: Path, running: Callable[[str], subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATOM_GC_HOOK_ACTION", "threshold:12345,6,7")
+    # The child is forked while the action is on, and undoes it for itself.
+    code = (
+        "import gc, os, time\ngc.set_threshold(800, 11, 12)\n"
+        f"while not os.path.exists({str(tmp_path / 'fork')!r}): time.sleep(0.05)\n"
+        "pid = os.fork()\n"
+        f"while gc.callbacks: time.sleep(0.05)\n"
+        f"open({str(tmp_path)!r} + f'/after-{{pid == 0}}', 'w').write(str(gc.get_threshold()))\n"
+        "time.sleep(600 if pid else 0)\n"
+    )
+    running(code)
+    until(lambda: any(one.totals for one in read_gc_records(tmp_path)))
+    record = the_one(tmp_path)
+    assert (record.action, record.last_thresholds, record.enabled) == (None, (800, 11, 12), True)
+    (tmp_path / "gc-action-start").touch()
+    until(lambda: the_one(tmp_path).action == "threshold:12345,6,7")
+    assert the_one(tmp_path).last_thresholds == (12345, 6, 7)
+    (tmp_path / "fork").touch()
+    until(lambda: len(read_gc_records(tmp_path)) == 2)
+    (tmp_path / "gc-hook-stop").touch()
+    until(lambda: len(list(tmp_path.glob("after-*"))) == 2)
+    until(lambda: all(path.read_text() == "(800, 11, 12)" for path in tmp_path.glob("after-*")))
+    assert [one.end for one in read_gc_records(tmp_path)] == ["stopped", "stopped"]
+    assert run(tmp_path, "import gc; print(gc.callbacks)") == "[]\n"  # who comes later is not hooked
+
+
+def test_a_record_is_never_mixed_with_another_process_of_the_same_pid(tmp_path: Path) -> None:
+    code = (
+        "import gc, os\n"
+        f"stranger = os.path.join({str(tmp_path)!r}, f'gc-api-{{os.getpid()}}.jsonl')\n"
+        'open(stranger, \'w\').write(\'{"type":"hook","pid":%d,"start_ticks":1}\\n\' % os.getpid())\n'
+        "gc.collect()\n"
+    )
+    run(tmp_path, code, "the-api")
+    (mine,) = tmp_path.glob("gc-api-*.1.jsonl")
+    assert '"type":"pass"' in mine.read_text()
+    (stranger,) = set(tmp_path.glob("gc-api-*.jsonl")) - {mine}
+    assert len(stranger.read_text().splitlines()) == 1
+
+
+def test_the_books_balance_while_threads_collect(tmp_path: Path) -> None:
+    code = (
+        "import gc, sys, threading, time\n"
+        "sys.setswitchinterval(1e-6)\n"  # threads change within the hook's callback
+        "end = time.monotonic() + 3\n"
+        "def work():\n"
+        "    while time.monotonic() < end: gc.collect(); gc.collect(0)\n"
+        "threads = [threading.Thread(target=work) for _ in range(4)]\n"
+        "[one.start() for one in threads]; [one.join() for one in threads]\n"
+    )
+    run(tmp_path, code)
+    process = the_one(tmp_path)
+    assert process.passes
+    for at, totals in enumerate(process.history):
+        assert totals["recorded"] + totals["dropped"] == totals["old_passes"], at
+        assert sum(totals["passes_by_generation"]) == totals["old_passes"] + totals["young_passes"]
+        recorded = process.passes[: totals["recorded"]]
+        if not totals["dropped"]:
+            assert sum(one.pause_ns for one in recorded) == totals["old_ns"]
+    assert process.hook_cpu_ns is not None
+    assert process.callback_ns is not None
+    assert process.hook_cpu_ns >= process.callback_ns * sum(process.history[-1]["passes_by_generation"])
 
 
 def test_the_callback_allocates_nothing_the_collector_tracks(tmp_path: Path) -> None:
