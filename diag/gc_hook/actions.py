@@ -84,4 +84,4 @@ class Action:
 
 
 def freeze_count() -> int | None:
-    return gc.getfreeze_count() if hasattr(gc, "getfreeze_count") else None
+    return gc.get_freeze_count() if hasattr(gc, "get_freeze_count") else None

@@ -125,7 +125,9 @@ def test_the_process_is_as_it_was(tmp_path: Path, start: Callable[..., subproces
         assert detach(tmp_path) == []
         assert ask(process, state) == before
     assert ask(process, threads) == threads_before
-    assert [one.action for one in read_gc_records(tmp_path)] == ["freeze", "disable", "threshold:50000,5,7"]
+    records = read_gc_records(tmp_path)
+    assert [one.action for one in records] == ["freeze", "disable", "threshold:50000,5,7"]
+    assert [any(totals["frozen"] for totals in one.history) for one in records] == [True, False, False]
 
 
 @needs_gdb

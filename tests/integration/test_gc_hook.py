@@ -285,6 +285,14 @@ def test_an_action_starts_and_ends_with_its_files(
     assert run(tmp_path, "import gc; print(gc.callbacks)") == "[]\n"  # who comes later is not hooked
 
 
+def test_what_the_server_froze_is_recorded(tmp_path: Path) -> None:
+    run(tmp_path, "import gc; gc.collect(); gc.freeze(); gc.set_threshold(0); gc.disable()")
+    process = the_one(tmp_path)
+    assert process.frozen is not None
+    assert process.frozen > 1000
+    assert (process.last_thresholds[0], process.enabled, process.action) == (0, False, None)
+
+
 def test_a_record_is_never_mixed_with_another_process_of_the_same_pid(tmp_path: Path) -> None:
     code = (
         "import gc, os\n"
