@@ -19,8 +19,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import zmq
@@ -56,6 +55,7 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_S: Final = 1800.0
 CALL_TIMEOUT_S: Final = 30.0
+CONNECT_POLL_S: Final = 0.01
 
 _SequenceBatch = list[ApiSequence]
 
@@ -104,7 +104,7 @@ class CoreManager:
         self._num_unread = 0
         self._unread_lock = threading.Lock()
         self._seq_ids = itertools.count(1)
-        self._calls = PendingCalls()
+        self._calls = PendingCalls(self._send_call)
         self._failure: EngineDeadError | None = None
         self._outputs_complete = False
         """Whether every sequence that was ever admitted has ended, and nothing more is admitted."""
@@ -137,14 +137,25 @@ class CoreManager:
                 if not engine.ready.is_set():
                     waited = f"was not ready within {timeout:.0f} s"
                     raise EngineDeadError(f"EngineCore {engine.index} {waited}{engine.log_tail()}")
-            # A round trip proves that the inputs are connected too; then nothing needs the sockets' names any more.
-            self.call_all("ping", timeout=max(1.0, deadline - time.monotonic()))
+            self._prove_inputs(deadline)
             self._info = _common_info([engine.info for engine in self.engines])
         except BaseException:
             self.shutdown(drain=False, timeout=0.0)
             raise
         assert self._channel is not None
         self._channel.unlink()
+
+    def _prove_inputs(self, deadline: float) -> None:
+        """A round trip to each core proves that the inputs are connected too; then nothing needs the sockets' names any
+        more. A core that says it is ready may be ahead of our end of its input."""
+        while True:
+            try:
+                self.call_all("ping", timeout=max(1.0, deadline - time.monotonic()))
+                return
+            except QueueFullError:
+                if time.monotonic() > deadline:
+                    raise EngineDeadError("an EngineCore is ready, but its input is not connected") from None
+                time.sleep(CONNECT_POLL_S)
 
     def _open_channel_and_processes(self) -> None:
         if self._closing:
@@ -462,60 +473,29 @@ class CoreManager:
     ) -> Any:
         """Run a named operation on one core and return its value. Raises `TimeoutError`, `EngineDeadError`, or
         `AtomEngineError` with the core's message. Blocks: an event loop uses `call_async`."""
-        return self._wait_for_calls(method, args, timeout, [engine_index])[0]
+        return self._calls.wait(method, args or {}, timeout, [engine_index])[0]
 
     def call_all(self, method: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S) -> list[Any]:
         """`call` on every core, at the same time; their values by index. `timeout` is for all together."""
-        return self._wait_for_calls(method, args, timeout, range(len(self.engines)))
+        return self._calls.wait(method, args or {}, timeout, range(self.config.parallel.data_parallel_size))
 
     async def call_async(
         self, method: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S, *, engine_index: int = 0
     ) -> Any:
         """`call` for an event loop."""
-        return (await self._await_calls(method, args, timeout, [engine_index]))[0]
+        return (await self._calls.wait_async(method, args or {}, timeout, [engine_index]))[0]
 
     async def call_all_async(
         self, method: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S
     ) -> list[Any]:
         """`call_all` for an event loop."""
-        return await self._await_calls(method, args, timeout, range(len(self.engines)))
+        return await self._calls.wait_async(method, args or {}, timeout, range(self.config.parallel.data_parallel_size))
 
-    def _wait_for_calls(
-        self, method: str, args: dict[str, Any] | None, timeout: float, engine_indexes: Sequence[int]
-    ) -> list[Any]:
-        deadline = time.monotonic() + timeout
-        with self._open_calls(method, args, engine_indexes) as futures:
-            try:
-                return [future.result(max(0.0, deadline - time.monotonic())) for future in futures]
-            except TimeoutError:
-                raise _no_answer(method, timeout) from None
-
-    async def _await_calls(
-        self, method: str, args: dict[str, Any] | None, timeout: float, engine_indexes: Sequence[int]
-    ) -> list[Any]:
-        with self._open_calls(method, args, engine_indexes) as futures:
-            try:
-                async with asyncio.timeout(timeout):
-                    return await asyncio.gather(*map(asyncio.wrap_future, futures))
-            except TimeoutError:
-                raise _no_answer(method, timeout) from None
-
-    @contextlib.contextmanager
-    def _open_calls(
-        self, method: str, args: dict[str, Any] | None, engine_indexes: Sequence[int]
-    ) -> Iterator[list[Future[Any]]]:
-        """Send a call to each of these cores; the answers as futures."""
+    def _send_call(self, engine_index: int, call: UtilityCall) -> None:
         self._raise_if_dead()
-        opened: list[tuple[int, Future[Any]]] = []
-        try:
-            for engine_index in engine_indexes:
-                opened.append(self._calls.open())
-                self._send(engine_index, UtilityCall(opened[-1][0], method, args or {}))
-            self._raise_if_dead()
-            yield [future for _, future in opened]
-        finally:
-            for call_id, _ in opened:
-                self._calls.close(call_id)
+        self._send(engine_index, call)
+        # The core may have died since the first check; then nobody will ever answer this one.
+        self._raise_if_dead()
 
     # ---- the output thread ---------------------------------------------------------------------------------------
 
@@ -589,7 +569,3 @@ class CoreManager:
 def _common_info(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The first core's, with the context length that every core can serve: each found out by itself what fits."""
     return {**infos[0], "max_model_len": min(info["max_model_len"] for info in infos)}
-
-
-def _no_answer(method: str, timeout: float) -> TimeoutError:
-    return TimeoutError(f"the engine did not answer {method!r} within {timeout:g} s")

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from atom.engine import core_manager
 from atom.engine.api_sequence import ApiSequence
 from atom.engine.config import EngineConfig, SchedulerConfig
+from atom.engine.core_channel import CoreChannel
 from atom.engine.core_manager import CoreManager
 from atom.engine.errors import (
     AtomEngineError,
@@ -30,6 +32,7 @@ from atom.engine.errors import (
     QueueFullError,
     RequestError,
 )
+from atom.engine.messages import CoreInput
 from atom.engine.sampling_params import SamplingParams
 
 FAKE_CORE = Path(__file__).with_name("fake_core.py")
@@ -146,6 +149,22 @@ def test_a_core_that_cannot_start_is_one_clear_error(behaviour: str, message: st
         manager.start()
     assert manager.engines[0].returncode is not None
     assert (threading.active_count(), open_files()) == (threads, files)
+
+
+def test_a_core_may_be_ready_before_its_input_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    send, refused = CoreChannel.send, 0
+
+    def not_yet(self: CoreChannel, engine_index: int, message: CoreInput) -> None:
+        nonlocal refused
+        if refused < 3:
+            refused += 1
+            raise zmq.Again
+        send(self, engine_index, message)
+
+    monkeypatch.setattr(CoreChannel, "send", not_yet)
+    with running() as manager:
+        assert refused == 3
+        assert manager.call("ping")
 
 
 def test_a_core_that_is_never_ready_is_given_up_and_ended() -> None:
