@@ -4,11 +4,12 @@ other (`ArmsRun`: the two of `--what-if`, those of `atom gc-profile replay`)."""
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from atom.bench.provenance import command_line, provenance
 from atom.bench.rundir import RunDirectory, Validity
@@ -18,6 +19,7 @@ from atom.cli.outputs import describe_os_error
 from atom.cli.progress import StatusLine, launch_progress
 from atom.cli.run_place import RunPlace
 from atom.cli.signals import status_of
+from atom.diag.gc_injection import print_env
 from atom.diag.gc_profile.arms import Arm, ArmEnd, RecordedRun, recorded_runs, run_arms
 from atom.diag.server_under_test import PidTarget, UrlTarget
 from atom.diag.session import MeasuredSession
@@ -26,6 +28,9 @@ from atom.recipes.launcher import LaunchOptions
 from atom.recipes.recipe import Recipe
 
 __all__ = ["ArmsRun", "Measurement", "ProfileRun", "print_environment"]
+
+PREPARED: Final = "gc-profile --print-env"
+"""What run.json calls a directory that `--print-env` made for the hook, until a measurement joins it."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -114,7 +119,8 @@ class ProfileRun:
     def run(self) -> int:
         measurement = self.measurement
         measurement.check()
-        place = RunPlace(self.directory, self.name)
+        prepared = PREPARED if isinstance(measurement.target, UrlTarget) else None
+        place = RunPlace(self.directory, self.name, prepared=prepared)
         run_dir = place.run_dir
         recorded = [RecordedRun(run_dir.path, self.facts.get("label"))]
 
@@ -218,9 +224,11 @@ def _complain(error: Exception) -> None:
 
 def print_environment(directory: Path | None) -> int:
     """`--print-env`: a run directory that is waiting for a hook's record, and how to bring the hook to a server."""
-    from atom.diag.gc_injection import print_env
-
     place = RunPlace(directory, "gc-profile")
-    place.run_dir.write_run_json({"name": "gc-profile", **provenance(command_line())})
-    print(print_env(place.run_dir.server), end="")
+    path = place.run_dir.path
+    place.run_dir.write_run_json({"name": PREPARED, **provenance(command_line())})
+    print(print_env(place.run_dir.server).rstrip())
+    print("\n# While the server runs, also record it from outside, into the same directory:")
+    print(f"#   atom gc-profile --url http://HOST:PORT --output-dir {shlex.quote(str(path))}")
+    print(f"# or only read what the hook has recorded: atom gc-profile {shlex.quote(str(path))}")
     return ExitStatus.OK

@@ -23,9 +23,11 @@ LATEST: Final = "latest"
 
 class RunPlace:
     """Creates the directory of a run called `name`; `wanted` is `--output-dir`, None for a new one in
-    `DEFAULT_FOLDER`. UsageError if it holds a run already or cannot be made."""
+    `DEFAULT_FOLDER`. UsageError if it holds a run already or cannot be made. `prepared`: what run.json calls a run that
+    was only prepared, whose directory may be taken."""
 
-    def __init__(self, wanted: Path | None, name: str) -> None:
+    def __init__(self, wanted: Path | None, name: str, *, prepared: str | None = None) -> None:
+        self._prepared = prepared
         self._found: frozenset[Path] | None = None
         """What was in the directory before; None: it did not exist."""
         self._made_folder = False
@@ -75,7 +77,7 @@ class RunPlace:
         raise UsageError(f"{DEFAULT_FOLDER}/{stem}-999 exists; choose a directory with --output-dir")
 
     def _asked(self, path: Path) -> Path:
-        if (path / "run.json").exists():
+        if (path / "run.json").exists() and not self._is_prepared(path):
             raise UsageError(f"--output-dir {path} holds a run already; choose another directory")
         if path.is_dir():
             try:
@@ -83,6 +85,9 @@ class RunPlace:
             except OSError as error:
                 raise UsageError(f"--output-dir {path}: {error.strerror}") from None
         return path
+
+    def _is_prepared(self, path: Path) -> bool:
+        return self._prepared is not None and RunDirectory.open(path).read_run_json().get("name") == self._prepared
 
 
 def _entries(path: Path) -> frozenset[Path]:

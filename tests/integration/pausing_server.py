@@ -125,6 +125,7 @@ def main() -> None:
     parser.add_argument("--idle", action="store_true")
     parser.add_argument("--slow-share", type=float, default=0.0)
     parser.add_argument("--slow-ms", type=float, default=40.0)
+    parser.add_argument("--looks-like", help="for whoever tells processes by their command lines")
     parser.add_argument("--no-metrics", action="store_true")
     options = parser.parse_args()
     gc.disable()

@@ -205,6 +205,33 @@ def test_a_server_by_its_url(tmp_path: Path) -> None:
     assert "gen2_share" in done.stderr
 
 
+def test_a_server_that_was_given_the_printed_environment(tmp_path: Path) -> None:
+    """As in a container: started by hand with what --print-env prints, then also measured from outside."""
+    printed = profile(tmp_path, "--print-env", "--output-dir", "run")
+    assert printed.returncode == 0, printed.stderr
+    assert "--url http://HOST:PORT --output-dir run" in printed.stdout
+    exports = [line for line in printed.stdout.splitlines() if line.startswith("export ")]
+    options = [sys.executable, str(SERVER), "--truth", "truth", "--pause-ms", "5", "--looks-like", "vllm serve"]
+    script = "\n".join([*exports, 'exec "$@"'])
+    server = subprocess.Popen(
+        ["bash", "-c", script, "server", *options], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        url = f"http://127.0.0.1:{int(server.stdout.readline().split()[1])}"
+        done = profile(tmp_path, "--url", url, "--duration", "3s", "--output-dir", "run", "--json", "-")
+    finally:
+        server.terminate()
+        server.wait(10)
+        server.stdout.close()  # type: ignore[union-attr]
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["gen2_passes"] > 3
+    assert report["metrics_p50_ms"] > 0
+    again = profile(tmp_path, "--url", url, "--output-dir", "run")
+    assert again.returncode == 2, "a run that was measured is not overwritten"
+
+
 @pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed")
 def test_a_server_by_its_pid(tmp_path: Path) -> None:
     with running_server("--truth", str(tmp_path / "truth"), "--pause-ms", "5") as (process, _):
