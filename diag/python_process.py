@@ -183,7 +183,7 @@ def hook_obstacle(pid: int, exe: str | None) -> str | None:
     if not arguments or (len(arguments) == 1 and not environment.get("PATH")):
         return None  # it is gone, or has a title now, which may be written over the environment
     if DIRECTORY_VARIABLE not in environment:
-        return f"{DIRECTORY_VARIABLE} is not in its environment: cleared by whoever started it"
+        return f"{DIRECTORY_VARIABLE} is not in its environment: not started with the hook, or cleared on the way"
     if "gc_inject" not in environment.get("PYTHONPATH", ""):
         return "PYTHONPATH was replaced by whoever started it"
     return None
