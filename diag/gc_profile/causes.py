@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from atom.diag.gc_profile.attribution import Overlaps
+from atom.diag.gc_profile.attribution import Overlaps, Surplus
 from atom.diag.gc_profile.evidence import Evidence
 from atom.diag.gc_profile.growth import warm_up_s
 from atom.diag.gc_profile.model import Cause, CauseKind, Growth, GrowthVerdict, Totals, Window
@@ -26,7 +26,7 @@ __all__ = ["Findings", "costs", "family_growth", "find_causes"]
 COSTLY_SHARE: Final = 0.01
 """Of the wall clock in passes, over the span or in the last window."""
 ATTRIBUTED: Final = 0.1
-"""Of the slow events in passes, beyond chance."""
+"""Of the slow events, that passes (renders) explain beyond chance."""
 LEAST_FOUND: Final = 10
 SERIES_KB: Final = 3.0
 """Most that a metric series takes in the API process, with what a render makes of it; a labelled gauge of
@@ -81,11 +81,14 @@ def costs(findings: Findings) -> list[str]:
         found.append("share")
     for overlaps in findings.overlaps.values():
         passes = overlaps.passes
-        if passes is None or not passes.is_evidence or passes.found < LEAST_FOUND:
-            continue
-        if passes.found >= ATTRIBUTED * overlaps.events.slow:
+        if passes is not None and _explain(passes, overlaps.events.slow):
             found.append(overlaps.events.kind)
     return found
+
+
+def _explain(surplus: Surplus, slow: int) -> bool:
+    """Whether pauses explain a part of the slow events that matters, beyond chance."""
+    return surplus.is_evidence and surplus.found - surplus.expected >= max(LEAST_FOUND, ATTRIBUTED * slow)
 
 
 # ---- heap --------------------------------------------------------------------------------------------------------
@@ -199,9 +202,7 @@ def _renders(findings: Findings) -> Cause | None:
         evidence |= {"scrapes_holding_up": held, "scrapes_probed": scraped, "inside_ms": inside, "outside_ms": outside}
     for kind, overlaps in findings.overlaps.items():
         alone, hit = overlaps.render_only, overlaps.renders_that_hold_up
-        if alone is None or hit is None or not alone.is_evidence or hit < HELD_UP_TOKENS:
-            continue
-        if alone.found - alone.expected < LEAST_FOUND:
+        if alone is None or hit is None or hit < HELD_UP_TOKENS or not _explain(alone, overlaps.events.slow):
             continue
         name = "first tokens" if kind == "first token" else "chunk gaps"
         lift = f", {alone.lift:.1f} times what chance gives" if alone.lift is not None else ""

@@ -26,9 +26,9 @@ most one verdict may be wrong."""
 MOST_GROUPS: Final = 48
 RESAMPLES: Final = 1000
 FEW: Final = 12
-LEAST_PART: Final = 0.1
+LEAST_PART: Final = 0.05
 """Of the rise between the first and the last quarter, that each of the three steps between quarters has to bring. A
-straight line brings a third each, one that only accelerates (y ~ x²) a sixth in the first; a single step one of all."""
+straight line brings a third each, a rise that only accelerates much less at first, a single step one of all."""
 
 
 @dataclass(frozen=True, slots=True)
