@@ -65,10 +65,11 @@ def _spent(findings: Findings, what: str) -> str:
     text = f"{passes:,} {what} took {spent} ({_share(totals.gen2_share)})"
     if totals.gen2_max_pause_ms is not None:
         text += f", the longest {totals.gen2_max_pause_ms:,.0f} ms"
-    seen = [window for window in windows if window.gen2_share is not None]
-    if findings.grows("gen2_share") and len(seen) > 1:
+    seen = [window for window in windows if window.gen2_share is not None] or [windows[-1]]
+    rises = findings.grows("gen2_share") is not None or totals.gen2_share < COSTLY_SHARE <= (seen[-1].gen2_share or 0.0)
+    if rises and len(seen) > 1:
         first, last = _share(seen[0].gen2_share), _share(seen[-1].gen2_share)
-        text += f", rising from {first} in the first window to {last} in the last"
+        text += f", from {first} in the first window to {last} in the last"
     pause = findings.grows("gen2_pause_ms")
     if pause is not None:
         text += f"; a pass took {pause.first:,.0f} ms at first and {pause.last:,.0f} ms at the end"

@@ -61,7 +61,7 @@ def test_gauges_alone_do_not_blame_the_heap_for_what_series_take(synthetic: Buil
     assert "decode_context (+1)" in statement
     assert set(profile.growing_families) == set(FAMILIES)
     assert profile.is_problem is True
-    assert "rising from" in profile.verdict
+    assert "in the first window to" in profile.verdict
     assert "--what-if freeze" in profile.verdict
 
 
@@ -136,3 +136,9 @@ def test_processes_without_the_hook_say_why(synthetic: Builder) -> None:
     assert row.reason
     assert row.rss_mb == 1
     assert row.gen2_passes is None
+
+
+def test_a_share_that_is_much_only_at_the_end_is_told_from_the_last_window(synthetic: Builder) -> None:
+    profile = profile_run(synthetic(passes=[(110, 0.5)]).write(), window_s=30)
+    assert profile.is_problem is True
+    assert "from 0.00% in the first window to 1.7% in the last" in profile.verdict
