@@ -52,7 +52,13 @@ class BenchRun:
         try:
             run_dir.write_run_json({"name": f"bench {self.name}", **provenance(command_line())})
             with launch_progress(runner.line, quiet=self.output.quiet) as on_launch:
-                session = MeasuredSession(recipe or target, run_dir, options=self.server.launch, on_progress=on_launch)
+                session = MeasuredSession(
+                    recipe or target,
+                    run_dir,
+                    options=self.server.launch,
+                    health_probe=False,  # a benchmark sends its load and nothing else but the scrapes
+                    on_progress=on_launch,
+                )
                 result = session.run(
                     lambda server: runner.run(server, run_dir), judge=lambda outcome: runner.judge(run_dir, outcome)
                 )

@@ -90,7 +90,7 @@ def _title(summary: Mapping[str, Any]) -> str:
         parts.append(f"C{load['max_concurrency']}")
     if load.get("request_rate") not in (None, "inf"):
         parts.append(f"{load['request_rate']:g} req/s")
-    parts.append(f"{load.get('num_prompts', 0):,} requests")
+    parts.append(f"{load.get('num_prompts') or 0:,} requests")
     parts.append(str(load.get("model") or server.get("model") or "?"))
     if server.get("executor"):
         executor = str(server["executor"])

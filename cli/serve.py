@@ -287,6 +287,7 @@ def _run_recorded(
         recipe,
         run_dir,
         options=options,
+        health_probe=False,
         on_progress=view.progress,
         on_log=view.log,
         on_start=signals.watch,

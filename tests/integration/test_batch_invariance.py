@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from atom.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from atom.engine.engine_core import EngineCore
-from atom.engine.executors.cpu import CPUExecutor, KernelChoice
+from atom.engine.envs import KernelChoice
+from atom.engine.executors.cpu import CPUExecutor
 from atom.engine.loading.weights import load_model
 from atom.engine.messages import AddRequest
 from atom.engine.models.decoder import DecoderLM

@@ -29,8 +29,8 @@ from atom.engine.server.metrics.source import MetricsSource
 
 Encode: TypeAlias = "Callable[[Collector], bytes]"
 TURN_S: Final = 0.0002
-"""Measured with 40,000 series (`tests/benchmarks/bench_metrics_render.py`): the loop is late by 5.3 ms at each turn with
-the interpreter's default, by 0.4 ms with this. The render takes longer by what the loop does meanwhile."""
+"""Measured with 40,000 series (`tests/benchmarks/bench_metrics_render.py`): the loop is late by 5.3 ms at each turn
+with the interpreter's default, by 0.4 ms with this. The render takes longer by what the loop does meanwhile."""
 
 
 class _ShortTurns:

@@ -270,15 +270,19 @@ def test_a_message_that_is_none_ends_it_with_a_reason(start: StartCore) -> None:
         ("[1]", "is not an engine configuration"),
         ("{", "is not an engine configuration"),
         (
-            '{"model": {}, "cache": {"block_size": 3}, "scheduler": {}, "simulated": {}, "executor": "simulated"}',
+            '{"model": {}, "cache": {"block_size": 3}, "scheduler": {}, "simulated": {}, "parallel": {}, '
+            '"executor": "simulated"}',
             "--block-size must be a power of two",
         ),
         (
             '{"model": {"max_model_len": 99}, "cache": {"num_blocks": 1}, "scheduler": {}, "simulated": {}, '
-            '"executor": "simulated"}',
+            '"parallel": {}, "executor": "simulated"}',
             "--max-model-len 99 does not fit",
         ),
-        ('{"model": {}, "cache": {}, "scheduler": {}, "simulated": {}, "executor": "cuda"}', "--executor cuda"),
+        (
+            '{"model": {}, "cache": {}, "scheduler": {}, "simulated": {}, "parallel": {}, "executor": "cuda"}',
+            "--executor cuda",
+        ),
     ],
 )
 def test_a_wrong_configuration_is_one_line_without_traceback(start: StartCore, config: str, message: str) -> None:
