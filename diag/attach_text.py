@@ -15,13 +15,13 @@ from atom.diag import gc_hook
 
 __all__ = ["attach_text"]
 
-_MODULES: Final = ("actions", "record", "hook", "process", "__init__")
+_MODULES: Final = ("actions", "record", "passes", "tally", "forks", "hook", "process", "__init__")
 """In the order of their imports."""
 
 _LAUNCH: Final = """\
 try:
     __import__("_thread").start_new_thread(__import__("builtins").exec, ({body}, {{"__name__": "_atom_gc_attach"}}))
-except BaseException:
+except Exception:
     pass
 """
 

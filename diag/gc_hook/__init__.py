@@ -4,8 +4,9 @@ A package that stands alone: `diag/gc_inject/sitecustomize.py` loads it by path 
 when `ATOM_GC_HOOK_DIR` is set (`diag/gc_injection.py` makes that environment), and `diag/attach.py` carries its source
 into a server that is running. Reading the files is `diag/gc_records.py`.
 
-`hook.py` has the callback and its drain thread, `record.py` the file, `actions.py` what it does to the collector if
-asked, `process.py` how it gets into a process. All times are nanoseconds of CLOCK_MONOTONIC.
+`passes.py` has the callbacks, `hook.py` the thread that takes what they noted, `tally.py` the sums, `record.py` the
+file, `actions.py` what it does to the collector if asked, `forks.py` what happens when the process forks, `process.py`
+how it gets into a process. All times are nanoseconds of CLOCK_MONOTONIC.
 
 Files in the hook's directory: `gc-<role>-<pid>.jsonl`, the record. `gc-action-start`, made by the session, starts the
 what-if action. `gc-hook-stop` makes every hook undo its action and remove itself. `gc-hook-owner` is locked by whoever

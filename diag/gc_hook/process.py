@@ -10,7 +10,8 @@ import gc
 import json
 import os
 
-from .hook import HOOKS, GcHook
+from .forks import HOOKS
+from .hook import GcHook
 from .record import STOP_FILE
 
 TYPE_CHECKING = False

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -121,7 +122,7 @@ def test_the_process_is_as_it_was(tmp_path: Path, start: Callable[..., subproces
         until(lambda action=action: any(one.action == action for one in read_gc_records(tmp_path)))  # type: ignore[misc]
         during = ask(process, "len(gc.callbacks), gc.get_threshold(), gc.isenabled(), gc.get_freeze_count() > 0")
         thresholds = (50000, 5, 7) if action.startswith("threshold") else gc.get_threshold()
-        assert during == str((1, thresholds, action != "disable", action == "freeze"))
+        assert during == str((2, thresholds, action != "disable", action == "freeze"))
         assert detach(tmp_path) == []
         assert ask(process, state) == before
     assert ask(process, threads) == threads_before
@@ -146,8 +147,9 @@ def test_forced_collections_are_recorded_with_their_length(
     record = the_one(tmp_path)
     recorded = [one.pause_ns for one in record.passes]
     assert len(recorded) == 20
-    # Each of the two clocks may be preempted on its own: the sum is what a report shows.
-    assert sum(recorded) == pytest.approx(sum(taken), rel=0.01)
+    # The outer clock is read outside the collection, where another thread may come in between: so most, not all, agree.
+    assert all(inner <= outer for inner, outer in zip(recorded, taken, strict=True))
+    assert statistics.median(inner / outer for inner, outer in zip(recorded, taken, strict=True)) > 0.99
 
 
 @needs_gdb
@@ -180,9 +182,9 @@ def test_beside_a_hook_of_the_environment(tmp_path: Path, start: Callable[..., s
     process = start(ASKED, "the-api", env=env)
     assert [one.reason for one in attach(process.pid, first, ROLES)] == ["was hooked already, into this directory"]
     assert [one.reason for one in attach(process.pid, second, ROLES)] == [""]
-    assert ask(process, "len(gc.callbacks), gc.collect() >= 0") == "(2, True)"
+    assert ask(process, "len(gc.callbacks), gc.collect() >= 0") == "(4, True)"
     assert detach(second) == []
-    assert ask(process, "len(gc.callbacks)") == "1"
+    assert ask(process, "len(gc.callbacks)") == "2"
     assert detach(first) == []
     assert ask(process, "len(gc.callbacks)") == "0"
     one, two = the_one(first), the_one(second)
@@ -201,7 +203,7 @@ def test_a_hook_leaves_when_whoever_attached_is_gone(
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=WAIT_S)
     assert done.stdout == "True\n"
-    assert ask(process, "len(gc.callbacks)") == "1"
+    assert ask(process, "len(gc.callbacks)") == "2"
     until(lambda: ask(process, "len(gc.callbacks)") == "0")
     assert the_one(tmp_path).end == "abandoned"
 
