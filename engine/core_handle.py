@@ -83,21 +83,17 @@ class CoreHandle:
         lines = b"".join(self._tail).decode("utf-8", "replace").rstrip()
         return f"; its last lines:\n{lines}" if lines else ""
 
-    def wait(self, timeout: float) -> bool:
-        """Whether it exited within `timeout` seconds."""
+    def wait(self, timeout: float | None) -> bool:
+        """Whether it exited within `timeout` seconds; None: as long as it takes."""
         try:
-            self._process.wait(max(0.0, timeout))
+            self._process.wait(None if timeout is None else max(0.0, timeout))
         except subprocess.TimeoutExpired:
             return False
         return True
 
-    def terminate(self, grace: float = 2.0) -> None:
-        """SIGTERM, then SIGKILL after `grace` seconds. Returns once it is reaped."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            if not self.wait(grace):
-                self._process.kill()
-        self._process.wait()
+    def send_signal(self, number: signal.Signals) -> None:
+        """Does nothing once it has exited."""
+        self._process.send_signal(number)
 
     def close(self) -> None:
         """Give back what a process that has exited still holds."""
@@ -116,7 +112,14 @@ def _environment(config_json: str) -> dict[str, str]:
     return {**os.environ, envs.ENGINE_CONFIG.name: config_json, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
-def wait_all(processes: Sequence[CoreHandle], timeout: float) -> bool:
-    """Whether all exited within `timeout` seconds together."""
-    deadline = time.monotonic() + timeout
-    return all(process.wait(deadline - time.monotonic()) for process in processes)
+def terminate_all(cores: Sequence[CoreHandle], grace: float = 2.0) -> None:
+    """SIGTERM to those that still run, SIGKILL to those that do after `grace` seconds together. Returns once all are
+    reaped."""
+    deadline = time.monotonic() + grace
+    for core in cores:
+        core.send_signal(signal.SIGTERM)
+    for core in cores:
+        if not core.wait(deadline - time.monotonic()):
+            core.send_signal(signal.SIGKILL)
+    for core in cores:
+        core.wait(None)

@@ -28,7 +28,7 @@ from atom.engine import envs
 from atom.engine.api_sequence import ApiSequence, OutputCallback, pack_token_ids
 from atom.engine.config import EngineConfig
 from atom.engine.core_channel import CoreChannel
-from atom.engine.core_handle import CORE_COMMAND, CoreHandle, wait_all
+from atom.engine.core_handle import CORE_COMMAND, CoreHandle, terminate_all
 from atom.engine.core_receiver import receive_until_exit
 from atom.engine.delivery import Delivery, finish
 from atom.engine.dispatch import Dispatcher
@@ -152,6 +152,8 @@ class CoreManager:
             try:
                 self.call_all("ping", timeout=max(1.0, deadline - time.monotonic()))
                 return
+            except TimeoutError as error:
+                raise EngineDeadError(f"an EngineCore is ready, but {error}") from None
             except QueueFullError:
                 if time.monotonic() > deadline:
                     raise EngineDeadError("an EngineCore is ready, but its input is not connected") from None
@@ -195,9 +197,9 @@ class CoreManager:
         for engine in self.engines:
             with contextlib.suppress(QueueFullError):  # also when it is the one that died
                 self._send(engine.index, Shutdown(drain and self._failure is None))
-        if self._failure is not None or not wait_all(self.engines, deadline - time.monotonic()):
-            for engine in self.engines:
-                engine.terminate()
+        if self._output_thread is not None:  # it ends with the last core, or with the first that fails
+            self._output_thread.join(deadline - time.monotonic())
+        terminate_all(self.engines)
         if self._output_thread is not None:
             self._output_thread.join()
         self._closed = True
@@ -241,6 +243,11 @@ class CoreManager:
     def num_held_back(self) -> int:
         """Of those, how many no core has yet."""
         return self._dispatcher.num_held_back
+
+    @property
+    def num_waiting(self) -> int:
+        """Of those, how many wait: for a core, or in one as of its last step."""
+        return self.num_held_back + sum(stats.num_waiting for stats in self.latest_stats)
 
     def _raise_if_dead(self) -> None:
         if self._failure is not None:
@@ -438,13 +445,13 @@ class CoreManager:
         """Send what is held back to cores that have room. With `_dispatch` held."""
         while (taken := self._dispatcher.take()) is not None:
             seq_id, engine_index, request = taken
+            if (seq := self._delivery.sequences.get(seq_id)) is not None:
+                seq.engine_index = engine_index  # before its first token can come
             try:
                 self._send(engine_index, request)
             except QueueFullError:
                 self._dispatcher.put_back(seq_id, request)  # a later step tries again
                 return
-            if (seq := self._delivery.sequences.get(seq_id)) is not None:
-                seq.engine_index = engine_index
         if not self._dispatcher.num_held_back:
             self._dispatch.notify_all()
 
@@ -502,7 +509,7 @@ class CoreManager:
     def _run_output_thread(self, channel: CoreChannel) -> None:
         error: str | None
         try:
-            error = receive_until_exit(channel, self.engines, self._on_message)
+            error = receive_until_exit(channel, self.engines, self._on_message, lambda: self._closing)
         except Exception as exception:
             log.exception("the output thread failed")
             error = f"the engine's output could not be handled: {exception!r}"

@@ -1,4 +1,4 @@
-"""The waiting of the output thread: messages from the cores, and the exit of any of them, whichever comes first."""
+"""The waiting of the output thread: messages from the cores, and their exits, whichever comes first."""
 
 from __future__ import annotations
 
@@ -24,8 +24,15 @@ Handler = Callable[[CoreOutput], str | None]
 """Takes a message; returns the reason to give up, or None to go on."""
 
 
-def receive_until_exit(channel: CoreChannel, engines: Sequence[CoreHandle], handle: Handler) -> str:
-    """Pass every message to `handle` until one of the cores has exited or `handle` gives up. Returns the reason."""
+def receive_until_exit(
+    channel: CoreChannel, engines: Sequence[CoreHandle], handle: Handler, closing: Callable[[], bool]
+) -> str:
+    """Pass every message to `handle` until one of the cores has exited or `handle` gives up. Returns the reason.
+
+    While `closing()`, cores have been told to exit: then all of them have to, each in its own time, and only one that
+    fails ends it for all.
+    """
+    running = list(engines)
     poller = zmq.Poller()
     poller.register(channel.output, zmq.POLLIN)
     exit_fds = [engine.exit_fd for engine in engines if engine.exit_fd is not None]
@@ -46,9 +53,14 @@ def receive_until_exit(channel: CoreChannel, engines: Sequence[CoreHandle], hand
                 return reason
         channel.retry_aborts()
         only_output = len(ready) == 1 and ready[0][0] is channel.output
-        exited = None if only_output else next((engine for engine in engines if engine.returncode is not None), None)
+        exited = None if only_output else next((engine for engine in running if engine.returncode is not None), None)
         if exited is not None:
-            return _last_words(channel, handle, exited.index) or exited.describe_exit()
+            reason = _last_words(channel, handle, exited.index)
+            running.remove(exited)
+            if reason is not None or exited.returncode != 0 or not running or not closing():
+                return reason or exited.describe_exit()
+            if exited.exit_fd is not None:
+                poller.unregister(exited.exit_fd)
 
 
 def _last_words(channel: CoreChannel, handle: Handler, engine_index: int) -> str | None:

@@ -17,8 +17,10 @@ import pytest
 
 from atom.engine.api_sequence import ApiSequence
 from atom.engine.config import EngineConfig, LoadBalance, ParallelConfig, SchedulerConfig
+from atom.engine.core_handle import CoreHandle
 from atom.engine.core_manager import CoreManager
 from atom.engine.errors import AtomEngineError, EngineDeadError, QueueFullError
+from atom.engine.messages import AddRequest, CoreInput
 from atom.engine.sampling_params import SamplingParams
 
 FAKE_CORE = Path(__file__).with_name("fake_core.py")
@@ -278,6 +280,68 @@ def test_shutdown_with_drain_finishes_what_is_held_back() -> None:
         manager.add_request(str(number), [1, 2, 3, 4], PARAMS, ends)
     manager.shutdown(drain=True, timeout=WAIT_S)
     assert list(ends.reasons.values()) == ["length"] * 40
+
+
+def test_a_drained_core_does_not_end_the_work_of_another() -> None:
+    ends = Ends()
+    manager = make("--step-ms", "5", load_balance="round_robin")
+    manager.deliver_through_callbacks()
+    manager.start()
+    for number in range(ENGINES):
+        manager.add_request(str(number), [1] * (1 + 60 * number), PARAMS, ends)
+    manager.shutdown(drain=True, timeout=WAIT_S)
+    assert ends.reasons == {"0": "length", "1": "length"}
+    assert ends.tokens == {"0": 1, "1": 61}
+
+
+def test_a_core_that_dies_while_all_drain_ends_the_shutdown() -> None:
+    ends = Ends()
+    manager = make(load_balance="round_robin")
+    manager.deliver_through_callbacks()
+    manager.start()
+    for number in range(ENGINES):
+        manager.add_request(str(number), [1, PAUSE], PARAMS, ends)
+    until(lambda: len(ends.tokens) == ENGINES)
+    shutdown = threading.Thread(target=manager.shutdown, kwargs={"drain": True, "timeout": 10 * WAIT_S})
+    shutdown.start()
+    until(lambda: manager.closing)
+    os.kill(manager.engines[0].pid, signal.SIGKILL)
+    shutdown.join(WAIT_S)
+    assert not shutdown.is_alive()
+    assert ends.reasons == {"0": "abort", "1": "abort"}
+    assert all(engine.returncode is not None for engine in manager.engines)
+
+
+def test_cores_that_ignore_their_end_are_given_one_grace_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[signal.Signals, int]] = []
+    send = CoreHandle.send_signal
+
+    def record(core: CoreHandle, number: signal.Signals) -> None:
+        sent.append((number, core.index))
+        send(core, number)
+
+    monkeypatch.setattr(CoreHandle, "send_signal", record)
+    manager = make("ignores-shutdown")
+    manager.start()
+    manager.shutdown(timeout=0.0)
+    assert sent == [(number, index) for number in (signal.SIGTERM, signal.SIGKILL) for index in range(ENGINES)]
+    assert [engine.returncode for engine in manager.engines] == [-signal.SIGKILL] * ENGINES
+
+
+def test_a_sequence_knows_its_core_before_the_core_can_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    known: list[tuple[int, int]] = []
+    with running(load_balance="round_robin") as manager:
+        send = manager._send
+
+        def record(engine_index: int, message: CoreInput) -> None:
+            if isinstance(message, AddRequest):
+                known.append((engine_index, manager._delivery.sequences[message.seq_id].engine_index))
+            send(engine_index, message)
+
+        monkeypatch.setattr(manager, "_send", record)
+        for number in range(4):
+            manager.add_request(str(number), [1], PARAMS)
+    assert known == [(0, 0), (1, 1), (0, 0), (1, 1)]
 
 
 @pytest.mark.parametrize("drain", [True, False])
