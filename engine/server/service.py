@@ -100,7 +100,7 @@ class Service:
         if error is not None:
             raise error
         limit = self.engine_config.scheduler.max_waiting
-        if any(stats.num_waiting >= limit for stats in self.manager.latest_stats):
+        if self.manager.num_waiting >= limit:
             raise unavailable(f"{limit} requests are waiting already (--max-waiting); try again later", "queue_full")
         self.in_flight += 1
         self.idle.clear()

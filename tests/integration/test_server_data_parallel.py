@@ -87,6 +87,34 @@ def test_clients_that_leave_free_both_engines_and_what_was_held_back(server: Run
     assert of_ranks(server, "atom:scheduler_kv_cache_blocks", state="used") == [0.0, 0.0]
 
 
+def test_max_waiting_counts_what_waits_in_all() -> None:
+    flags = ("-dp", "2", "--max-num-seqs", "4", "--dp-dispatch-limit", "1", "--max-waiting", "3")
+    with (
+        running_server(*flags) as server,
+        ThreadPoolExecutor(5) as pool,
+        httpx.Client(base_url=server.url, timeout=30) as client,
+    ):
+        leave = threading.Event()
+
+        def stay(_: int) -> None:
+            with client.stream("POST", "/v1/completions", json={**ENDLESS, "stream": True}) as response:
+                assert response.status_code == 200
+                leave.wait(30)
+
+        staying = [pool.submit(stay, number) for number in range(5)]
+        wait_for(lambda: server.metrics()["atom:requests_held_back"] == 3)
+        samples = server.metrics()
+        assert samples["atom:requests_waiting"] == 3
+        assert sum(value for name, value in samples.items() if name.startswith("vllm:num_requests_waiting")) == 3
+        refused = server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
+        leave.set()
+        for one in staying:
+            one.result(30)
+        wait_for(lambda: server.metrics()["atom:requests_waiting"] == 0)
+        assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
+
+
 def test_the_loss_of_one_engine_ends_all_with_an_error() -> None:
     with (
         running_server(*FLAGS, "--sim-base-ms", "20") as server,

@@ -227,7 +227,7 @@ def _atom_api() -> Iterable[Family]:
 def _atom_engine() -> Iterable[Family]:
     yield Family(
         "atom:request_queue_time_seconds", "histogram", _DP,
-        "time a sequence waited in the core before it was first scheduled", TRAFFIC,
+        "time from a sequence's admission to its first step: it waits for a core, then in one", TRAFFIC,
         _per_engine(lambda engine: engine.queue_time),
     )  # fmt: skip
     yield Family(
@@ -272,7 +272,6 @@ def _atom_engine() -> Iterable[Family]:
     )  # fmt: skip
     totals: tuple[tuple[str, Kind, str, Callable[[SchedulerStats], float]], ...] = (
         ("requests_running", "gauge", "running sequences of all engines", lambda stats: stats.num_running),
-        ("requests_waiting", "gauge", "waiting sequences of all engines", lambda stats: stats.num_waiting),
         ("kv_cache_blocks_used", "gauge", "KV blocks in use", lambda stats: stats.kv_blocks_used),
         ("kv_cache_blocks_free", "gauge", "KV blocks that can be taken", _free),
         ("kv_cache_blocks_total", "gauge", "KV blocks", lambda stats: stats.kv_blocks_total),
@@ -284,8 +283,12 @@ def _atom_engine() -> Iterable[Family]:
     for name, kind, meaning, get in totals:
         yield Family(f"atom:{name}", kind, (), meaning, TRAFFIC, _summed(get))
     yield Family(
+        "atom:requests_waiting", "gauge", (), "waiting sequences, in all engines and held back", ALWAYS,
+        lambda source: [((), sum(source.waiting))],
+    )  # fmt: skip
+    yield Family(
         "atom:requests_held_back", "gauge", (),
-        "sequences that no engine has yet: with several engines they wait in the API process until one has room",
+        "of these, those that no engine has yet: with several they wait in the API process until one has room",
         ALWAYS, lambda source: [((), source.engine.num_held_back)],
     )  # fmt: skip
     yield Family(
@@ -343,12 +346,16 @@ def _atom_process() -> Iterable[Family]:
 def _vllm() -> Iterable[Family]:
     gauges: tuple[tuple[str, str, Callable[[SchedulerStats], float]], ...] = (
         ("num_requests_running", "running sequences", lambda stats: stats.num_running),
-        ("num_requests_waiting", "waiting sequences", lambda stats: stats.num_waiting),
         ("kv_cache_usage_perc", "share of KV blocks in use, 0 to 1", _usage),
         ("gpu_cache_usage_perc", "the same under its older name", _usage),
     )
     for name, meaning, get in gauges:
         yield Family(f"vllm:{name}", "gauge", _VLLM, meaning, ALWAYS, _model(_per_stats(get)))
+    yield Family(
+        "vllm:num_requests_waiting", "gauge", _VLLM,
+        "waiting sequences, with an equal share of those that no engine has yet", ALWAYS,
+        _model(lambda source: [((str(index),), count) for index, count in enumerate(source.waiting)]),
+    )  # fmt: skip
     counters: tuple[tuple[str, str, Callable[[SchedulerStats], float]], ...] = (
         ("prompt_tokens", "prompt tokens computed or found cached", lambda stats: stats.prompt_tokens_total),
         ("generation_tokens", "tokens generated", lambda stats: stats.generation_tokens_total),

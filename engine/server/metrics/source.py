@@ -71,6 +71,13 @@ class MetricsSource:
         ]
 
     @property
+    def waiting(self) -> Sequence[int]:
+        """By engine, what waits in it and an equal share of what is held back for whichever has room first."""
+        engines = self.engine.latest_stats
+        share, rest = divmod(self.engine.num_held_back, len(engines))
+        return [stats.num_waiting + share + (index < rest) for index, stats in enumerate(engines)]
+
+    @property
     def cache_info(self) -> Sequence[tuple[str, str, str]]:
         """Block size, whether prefixes are cached, and blocks, by engine."""
         shared = (str(self._cache.block_size), str(self._cache.enable_prefix_caching))

@@ -134,6 +134,21 @@ async def scrape(exporter: MetricsExporter) -> dict[str, Any]:
     return {family.name: family for family in text_string_to_metric_families(body.decode())}
 
 
+async def test_what_no_engine_has_yet_waits_too() -> None:
+    source = make_source(3)
+    engine = source.engine
+    assert isinstance(engine, StandInEngine)
+    engine.latest_stats[1] = SchedulerStats(num_waiting=4)
+    engine.num_held_back = 8
+    exporter = MetricsExporter(source, "both")
+    families = await scrape(exporter)
+    exporter.close()
+    rows = {name: [row.value for row in family.samples] for name, family in families.items()}
+    assert rows["vllm:num_requests_waiting"] == [3.0, 7.0, 2.0]
+    assert rows["atom:requests_waiting"] == [12.0]
+    assert rows["atom:requests_held_back"] == [8.0]
+
+
 async def test_every_family_has_the_samples_that_it_promises(exporter: MetricsExporter) -> None:
     families = await scrape(exporter)
     for row in FAMILIES:
