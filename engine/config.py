@@ -174,9 +174,11 @@ class EngineConfig:
         """Sequences that one core may have in hand; None: all there are, as a single core has its own queue."""
         if self.parallel.data_parallel_size == 1:
             return None
-        if self.parallel.dispatch_limit is not None:
-            return self.parallel.dispatch_limit
-        return self.scheduler.max_num_seqs + max(MIN_DISPATCH_LOOKAHEAD, self.scheduler.max_num_seqs // 8)
+        scheduler = self.scheduler
+        limit = self.parallel.dispatch_limit
+        if limit is None:
+            limit = scheduler.max_num_seqs + max(MIN_DISPATCH_LOOKAHEAD, scheduler.max_num_seqs // 8)
+        return min(limit, scheduler.max_num_seqs + scheduler.max_waiting)  # more than that a core refuses
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

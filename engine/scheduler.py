@@ -142,7 +142,9 @@ class Scheduler:
         self._finished.append(FinishedSequence(seq_id, FINISH_ERROR, error=error))
 
     def _admit_request(self, request: AddRequest) -> Sequence:
-        if len(self.waiting) >= self.config.max_waiting:
+        # A burst comes in before the next step is scheduled: what that may start does not wait.
+        free_places = max(0, self.config.max_num_seqs - len(self.running))
+        if len(self.waiting) >= self.config.max_waiting + free_places:
             raise QueueFullError(
                 f"{len(self.waiting)} requests are waiting, the limit of --max-waiting; try again later"
             )

@@ -143,6 +143,10 @@ def test_limits_follow_from_the_configuration() -> None:
     assert (several.dispatch_limit, several.max_open_sequences) == (288, 1124)
     small = EngineConfig(scheduler=SchedulerConfig(max_num_seqs=2), parallel=ParallelConfig(data_parallel_size=2))
     assert small.dispatch_limit == 10
+    few = SchedulerConfig(max_num_seqs=4, max_waiting=2)
+    for limit in (None, 20):
+        strict = EngineConfig(scheduler=few, parallel=ParallelConfig(data_parallel_size=2, dispatch_limit=limit))
+        assert strict.dispatch_limit == 6, "a core refuses more than may run and wait"
     given_limit = EngineConfig(parallel=ParallelConfig(data_parallel_size=2, dispatch_limit=3))
     assert given_limit.dispatch_limit == 3
     assert EngineConfig.from_json(given_limit.to_json()) == given_limit

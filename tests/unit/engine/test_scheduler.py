@@ -268,12 +268,17 @@ def test_what_can_never_be_served_is_refused_at_once(
 
 
 def test_a_full_queue_refuses() -> None:
-    rig = Rig(max_waiting=2)
-    for seq_id in range(3):
+    rig = Rig(max_waiting=2, max_num_seqs=3)
+    for seq_id in range(6):  # one step may start 3 of them, however many come before it is scheduled
         rig.add(seq_id, 4)
     (refused,) = rig.scheduler.take_finished()
-    assert refused.seq_id == 2
+    assert refused.seq_id == 5
     assert "--max-waiting" in (refused.error or "")
+    rig.step()
+    assert (rig.scheduler.stats().num_running, rig.scheduler.stats().num_waiting) == (3, 2)
+    rig.add(6, 4)
+    (refused,) = rig.scheduler.take_finished()
+    assert refused.seq_id == 6
 
 
 def test_a_sequence_may_fill_the_whole_pool_alone() -> None:
