@@ -40,6 +40,8 @@ class EngineService:
         self.manager = manager or CoreManager(config)
         self.manager.deliver_through_callbacks()
         self._given_tokenizer = tokenizer
+        self._detokenizers: DetokenizerFactory | None = None
+        """There once `start` is through."""
         self._changed = threading.Condition(threading.Lock())
         """Guards what follows; notified when a request is over."""
         self._open: dict[str, _Request] = {}
@@ -68,6 +70,8 @@ class EngineService:
         `EngineDeadError`, `AtomEngineError` while draining. No callback comes then.
         """
         self.manager.check_admission()
+        if self._detokenizers is None:
+            raise EngineDeadError("the service has not started yet")
         params = params or SamplingParams()
         if params.n != 1:
             raise RequestError("a request of EngineService is one sequence: n must be 1", "n")
@@ -79,7 +83,7 @@ class EngineService:
                 raise AtomEngineError("this service is draining and takes no further requests")
             if request_id in self._open:
                 raise RequestError(f"request id {request_id!r} is in use", "request_id")
-            # With the lock held, so that neither its first callback nor an abort comes before it is entered.
+            # With the lock held, so that neither its end nor an abort comes before it is entered.
             seq = self.manager.add_sequence(request_id, prompt_token_ids, params, request.on_tokens)
             request.seq_id = seq.seq_id
             self._open[request_id] = request
@@ -108,6 +112,8 @@ class EngineService:
     def close(self, *, timeout: float = 10.0) -> None:
         """Stop the engine. What is open gets its last event, with reason abort. Safe to call twice, also before
         `start`. Not from a callback."""
+        if self.manager.on_output_thread:
+            raise RuntimeError("a callback cannot close the service: it runs on the thread that would be waited for")
         with self._changed:
             self._draining = True
         self.manager.shutdown(timeout=timeout)

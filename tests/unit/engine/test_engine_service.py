@@ -153,6 +153,19 @@ def test_waiting_in_a_callback_is_refused() -> None:
 
         engine.add("a", "x", PARAMS, callback)
         until(lambda: len(errors) == 2)
+        engine.add("b", "x", PARAMS, Log())  # what was refused changed nothing
+
+
+def test_requests_before_it_has_started_are_refused() -> None:
+    engine = EngineService(CONFIG, manager=manager_of(), tokenizer=FakeTokenizer())
+    with pytest.raises(EngineDeadError, match="not started"):
+        engine.add("a", "x", PARAMS, Log())
+    engine.manager.start()  # `start` goes on with the tokenizer
+    try:
+        with pytest.raises(EngineDeadError, match="not started"):
+            engine.add("a", "x", PARAMS, Log())
+    finally:
+        engine.close()
 
 
 def test_a_callback_that_raises_gets_its_error_and_disturbs_nobody() -> None:
