@@ -11,6 +11,9 @@ How: a callback is `partial(setattr, thing)`, so that the collector's call of `c
 number, time, thread and number again into the same deque. `start` does the same but keeps no `info`.
 """
 
+# Python 3.8 has no `zip(strict=)`.
+# ruff: noqa: B905
+
 from __future__ import annotations
 
 import _thread
@@ -79,9 +82,22 @@ class PassQueue:
         A pass without its start (the hook came while it ran), or torn because the queue was full and its beginning fell
         out, is left out: only the numbers of one pass are consecutive.
         """
-        items, pop = self._rest, self.infos.popleft
-        for _ in range(len(self.infos)):
-            items.append(pop())
+        pop = self.infos.popleft
+        items = self._rest + [pop() for _ in range(len(self.infos))]
+        whole = len(items) // _ITEMS
+        firsts, starts, _, same_firsts, infos, seconds, stops, threads, same_seconds = (
+            items[at : whole * _ITEMS : _ITEMS] for at in range(_ITEMS)
+        )
+        if firsts == same_firsts == list(range(self._next, self._next + 2 * whole, 2)) and (
+            seconds == same_seconds == list(range(self._next + 1, self._next + 1 + 2 * whole, 2))
+        ):
+            self._next += 2 * whole
+            self._rest = items[whole * _ITEMS :]
+            return list(zip(starts, stops, threads, infos))
+        return self._sort_out(items)
+
+    def _sort_out(self, items: list[Any]) -> list[tuple[int, int, int, dict[str, int]]]:
+        """The whole passes among these; what is torn is passed over one item at a time."""
         taken, at = [], 0
         while len(items) - at >= _ITEMS:
             first, start, _, same_first, info, second, stop, thread, same_second = items[at : at + _ITEMS]

@@ -24,7 +24,7 @@ from atom.diag.gc_hook import ACTION_FILE, OWNER_FILE
 from atom.diag.gc_injection import hook_environment, hook_python_path
 from atom.diag.gc_records import GcProcess, check_books, read_gc_records
 from atom.diag.hooked_processes import hooked_processes
-from atom.diag.python_process import find_runtime
+from atom.diag.python_process import find_runtime, libc_function
 from atom.recipes.errors import UsageError
 from atom.recipes.processes import command_line, descendants, read_stat
 from atom.recipes.recipe import Roles
@@ -215,7 +215,7 @@ def test_a_call_that_does_not_return_is_taken_back(
     process = start(ASKED)
     runtime = find_runtime(process.pid)
     assert runtime is not None
-    pause = attach_gdb.libc_function(process.pid, "pause")
+    pause = libc_function(process.pid, "pause")
     assert pause is not None
     monkeypatch.setattr(attach_gdb, "TIMEOUT_S", 2.0)
     runtime.functions["Py_AddPendingCall"] = pause
