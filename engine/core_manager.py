@@ -30,6 +30,7 @@ from atom.engine.config import EngineConfig
 from atom.engine.core_channel import CoreChannel
 from atom.engine.core_handle import CORE_COMMAND, CoreHandle, terminate_all
 from atom.engine.core_receiver import receive_until_exit
+from atom.engine.core_silence import CoreSilence
 from atom.engine.delivery import Delivery, finish
 from atom.engine.dispatch import Dispatcher
 from atom.engine.errors import EngineDeadError, OutputsNotConsumedError, QueueFullError
@@ -97,6 +98,7 @@ class CoreManager:
         self._dispatch = threading.Condition(threading.Lock())
         """Guards `_dispatcher`, the admission of sequences and the order of what is sent to the cores: a core must get
         a request before the abort of it. Notified when nothing is held back."""
+        self._silence = CoreSilence(parallel.data_parallel_size)
         self._delivery = Delivery()
         self._flush: Callable[[], None] | None = None
         self._info: dict[str, Any] = {}
@@ -248,6 +250,12 @@ class CoreManager:
     def num_waiting(self) -> int:
         """Of those, how many wait: for a core, or in one as of its last step."""
         return self.num_held_back + sum(stats.num_waiting for stats in self.latest_stats)
+
+    @property
+    def silence(self) -> list[float]:
+        """By core, the seconds for which it has said nothing although it has requests in hand; 0 without any."""
+        loads = self._dispatcher.loads
+        return [self._silence.seconds(index) if load.requests else 0.0 for index, load in enumerate(loads)]
 
     def _raise_if_dead(self) -> None:
         if self._failure is not None:
@@ -447,6 +455,8 @@ class CoreManager:
             seq_id, engine_index, request = taken
             if (seq := self._delivery.sequences.get(seq_id)) is not None:
                 seq.engine_index = engine_index  # before its first token can come
+            if self._dispatcher.loads[engine_index].requests == 1:
+                self._silence.sent(engine_index)
             try:
                 self._send(engine_index, request)
             except QueueFullError:
@@ -532,6 +542,7 @@ class CoreManager:
 
     def _on_step(self, step: StepOutputs) -> None:
         """One callback per sequence that got tokens or ended, then what is due once per step."""
+        self._silence.heard(step.engine_index)
         ended, aborts = self._delivery.deliver(step)
         if ended or aborts or self._dispatcher.num_held_back:
             # Before anything that may wait for a reader: the core has room now.

@@ -115,6 +115,13 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         help="seconds open requests get to finish after SIGTERM (default: %(default)g)",
     )
     add(
+        "--core-timeout",
+        type=float,
+        default=default.core_timeout,
+        metavar="S",
+        help="503 while an EngineCore with requests says nothing for so many seconds; 0: never (default: %(default)g)",
+    )
+    add(
         "--timeout-keep-alive",
         type=int,
         default=default.timeout_keep_alive,
@@ -322,5 +329,6 @@ def server_config(args: argparse.Namespace, environ: Mapping[str, str] = os.envi
         profile_dir=args.profile_dir,
         sim_vocab_from_tokenizer=args.sim_vocab_size is None,
         shutdown_timeout=args.shutdown_timeout,
+        core_timeout=args.core_timeout,
         timeout_keep_alive=args.timeout_keep_alive,
     )

@@ -39,6 +39,9 @@ class ServerConfig:
     """Whether the simulated executor takes its vocabulary from the tokenizer; cleared by `--sim-vocab-size`."""
     shutdown_timeout: float = 30.0
     """Seconds that open requests may take to finish after SIGTERM."""
+    core_timeout: float = 300.0
+    """Seconds for which a core may say nothing while it has requests in hand until the server calls itself unhealthy;
+    0: any. A core reports every step, and on a CPU a large model's may take minutes."""
     timeout_keep_alive: int = 65
     """Seconds that an idle connection is kept. Above the 60 s that many clients and balancers keep theirs, so that it
     is they who close: a server that closes first makes their next request fail."""
@@ -52,6 +55,8 @@ class ServerConfig:
             )
         if not 0.0 <= self.shutdown_timeout <= 86_400.0:
             raise ConfigError(f"--shutdown-timeout must be between 0 and 86400 seconds, got {self.shutdown_timeout}")
+        if not 0.0 <= self.core_timeout <= 86_400.0:
+            raise ConfigError(f"--core-timeout must be between 0 and 86400 seconds, got {self.core_timeout}")
         if not 0 <= self.timeout_keep_alive <= 86_400:
             raise ConfigError(
                 f"--timeout-keep-alive must be between 0 and 86400 seconds, got {self.timeout_keep_alive}"

@@ -91,6 +91,11 @@ class Service:
             return engine_dead(str(self.manager.failure))
         if self.draining or not self.manager.is_alive:
             return shutting_down()
+        if self.config.core_timeout:
+            for index, seconds in enumerate(self.manager.silence):
+                if seconds > self.config.core_timeout:
+                    what = f"EngineCore {index} has requests and has said nothing for {seconds:.0f} s (--core-timeout)"
+                    return unavailable(what, "engine_silent")
         return None
 
     @contextmanager

@@ -178,6 +178,25 @@ def test_what_cannot_finish_gets_an_error(end: str) -> None:
         assert server.process.wait(30) == 1
 
 
+def test_an_engine_that_stops_answering_is_unhealthy_until_it_goes_on() -> None:
+    with running_server("--sim-base-ms", "5", "--core-timeout", "0.5") as server:
+        stream = BackgroundStream(server, max_tokens=800)
+        assert server.get("/health").status_code == 200
+        core = server.core_pid()
+        os.kill(core, signal.SIGSTOP)
+        try:
+            health = wait_for(lambda: reply if (reply := server.get("/health")).status_code == 503 else None)
+            assert health.json()["error"]["code"] == "engine_silent"
+            assert "EngineCore 0" in health.json()["error"]["message"]
+            refused = server.post("/v1/completions", {"prompt": "x"})
+            assert refused.json()["error"]["code"] == "engine_silent"
+        finally:
+            os.kill(core, signal.SIGCONT)
+        wait_for(lambda: server.get("/health").status_code == 200)
+        stream.events()
+        assert stream.text.endswith("data: [DONE]\n\n")
+
+
 def test_a_dead_engine_fails_what_is_open_and_ends_the_server() -> None:
     with running_server("--sim-base-ms", "5") as server, ThreadPoolExecutor() as pool:
         stream = BackgroundStream(server)

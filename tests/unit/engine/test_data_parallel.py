@@ -271,6 +271,24 @@ def test_one_core_that_cannot_start_is_one_clear_error() -> None:
     assert all(engine.returncode is not None for engine in manager.engines)
 
 
+def test_a_core_that_says_nothing_while_it_has_requests_is_told_from_an_idle_one() -> None:
+    ends = Ends()
+    with running(load_balance="round_robin") as manager:
+        for _ in range(2):
+            manager.add_request("a", [1, 2], PARAMS, lambda seq, token_ids: None)
+        until(lambda: manager.num_open_sequences == 0)
+        assert manager.silence == [0.0, 0.0]
+        manager.add_request("quick", [1], PARAMS, ends)
+        stuck = manager.add_request("stuck", [1, PAUSE], PARAMS, ends)
+        until(lambda: len(ends.tokens) == 2)
+        index = next(i for i, seq_ids in enumerate(manager.call_all("running")) if seq_ids)
+        before = manager.silence[index]
+        until(lambda: manager.silence[index] > before + 0.05)
+        assert manager.silence[1 - index] == 0.0
+        manager.abort([stuck])
+        assert manager.silence == [0.0, 0.0]
+
+
 def test_shutdown_with_drain_finishes_what_is_held_back() -> None:
     ends = Ends()
     manager = make(limit=1)

@@ -77,6 +77,7 @@ def test_the_api_key_may_come_from_the_environment() -> None:
         (["--sim-base-ms", "nan"], "--sim-base-ms"),
         (["--api-key", ""], "--api-key"),
         (["--shutdown-timeout", "inf"], "--shutdown-timeout"),
+        (["--core-timeout", "nan"], "--core-timeout"),
         (["--port-file", "/nonexistent/dir/port"], "--port-file"),
         (["a", "--model", "b"], "--model"),
         (["--no-such-flag"], "--no-such-flag"),
