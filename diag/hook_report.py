@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atom.bench.rundir import JsonlFile, RunDirectory
-from atom.diag.gc_records import GcProcess, read_gc_records
+from atom.bench.rundir import RunDirectory
+from atom.diag.hooked_processes import hooked_processes
 
 if TYPE_CHECKING:
     from atom.diag.attach import Attached
@@ -55,25 +54,23 @@ class HookReport:
             return []
         server = self._run_dir.server
         _name_api(server, listeners)
-        sampled, refusals = _sampled(server), {**_failures(server), **self._refusals}
-        hooked = _hooked(read_gc_records(server), sampled)
-        processes = [
+        processes = hooked_processes(server)
+        why_not = {one.pid: self._refusals.get(one.pid, one.reason) for one in processes if not one.hooked}
+        self._write(
             {
-                "pid": pid,
-                "role": hooked.get(pid, one.role),
-                "hooked": pid in hooked,
-                "reason": None if pid in hooked else refusals.get(pid, one.unhooked_because()),
+                "pid": one.pid,
+                "role": one.role,
+                "hooked": one.hooked,
+                "reason": None if one.hooked else why_not[one.pid],
             }
-            for pid, one in sampled.items()
-        ]
-        self._write(processes)
+            for one in processes
+        )
         left = [] if self._left is None else [f"the GC hook could not be taken out again: {self._left}"]
-        if "api" in hooked.values():
+        if any(server.glob("gc-api-*.jsonl")):
             return left
         if self._problem is not None:
             return [f"the GC hook could not be attached: {self._problem}", *left]
-        refused = (refusals[pid] for pid, one in sampled.items() if one.role == "api" and pid in refusals)
-        why = next(refused, None)
+        why = next((why_not[one.pid] for one in processes if one.role == "api" and not one.hooked), None)
         return [f"the GC hook did not load in the API process{f' ({why})' if why else ''}: no GC figures", *left]
 
     def _write(self, processes: Iterable[dict[str, Any]]) -> None:
@@ -89,59 +86,3 @@ def _name_api(server: Path, listeners: Sequence[int]) -> None:
         for path in (*server.glob(f"gc-other-{pid}.jsonl"), *server.glob(f"gc-other-{pid}.*.jsonl")):
             with contextlib.suppress(OSError):
                 path.rename(server / path.name.replace("gc-other-", "gc-api-", 1))
-
-
-def _failures(server: Path) -> dict[int, str]:
-    """What hooks that could not start in their process left behind."""
-    found = {}
-    for path in server.glob("gc-failed-*.json"):
-        for line in JsonlFile(path):
-            pid, error = line.get("pid"), line.get("error")
-            if isinstance(pid, int) and isinstance(error, str):
-                found[pid] = error[:300]
-    return found
-
-
-@dataclass(slots=True)
-class _Sampled:
-    """A process of the server that was seen."""
-
-    role: str
-    start_ticks: int | None
-    exe: str | None
-
-    def unhooked_because(self) -> str:
-        if self.exe is None:
-            return "its program is not known"
-        name = Path(self.exe).name
-        if not name.startswith(("python", "pypy")):
-            return f"{name} is no Python interpreter"
-        return "the hook did not load (isolated interpreter, or ended too soon)"
-
-
-def _sampled(server: Path) -> dict[int, _Sampled]:
-    """By pid, with the last role each had."""
-    found: dict[int, _Sampled] = {}
-    for line in JsonlFile(server / "process.jsonl"):
-        pid, role, ticks, exe = (line.get(name) for name in ("pid", "role", "start_ticks", "exe"))
-        if not isinstance(pid, int) or not isinstance(role, str):
-            continue
-        if pid not in found or isinstance(ticks, int):
-            found[pid] = _Sampled(
-                role, ticks if isinstance(ticks, int) else None, exe if isinstance(exe, str) else None
-            )
-        found[pid].role = role
-    return found
-
-
-def _hooked(records: Iterable[GcProcess], sampled: Mapping[int, _Sampled]) -> dict[int, str]:
-    """Role by pid as seen from here. In a container a process has another pid for itself, but the same start."""
-    found = {}
-    for record in records:
-        pid = record.pid
-        seen = sampled.get(pid)
-        if record.start_ticks is not None and (seen is None or seen.start_ticks != record.start_ticks):
-            same = [pid for pid, one in sampled.items() if one.start_ticks == record.start_ticks]
-            pid = same[0] if len(same) == 1 else pid
-        found[pid] = record.role
-    return found

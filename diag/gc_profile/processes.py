@@ -8,6 +8,7 @@ from typing import Any, Final
 from atom.bench.records import is_count
 from atom.diag.gc_profile.evidence import Evidence
 from atom.diag.gc_profile.model import HookedProcess
+from atom.diag.hooked_processes import hooked_processes
 from atom.diag.server_captures import Passes, ProcessSamples
 
 __all__ = ["process_rows"]
@@ -23,8 +24,11 @@ def process_rows(evidence: Evidence) -> tuple[HookedProcess, ...]:
         if known is None or _watched(evidence, passes) >= _watched(evidence, known):
             hooked[passes.process.pid] = passes
     sampled = {samples.pid: samples for samples in evidence.captures.processes}
-    noted = dict(_noted(evidence.run))
-    rows = [_row(evidence, pid, hooked.get(pid), sampled.get(pid), noted.get(pid, {})) for pid in {*hooked, *sampled}]
+    reasons = dict(_noted(evidence.run))
+    if not {*sampled} <= {*hooked, *reasons}:  # a session that did not end, or was not ours
+        seen = hooked_processes(evidence.run_dir.server)
+        reasons = {**{one.pid: one.reason for one in seen if not one.hooked}, **reasons}
+    rows = [_row(evidence, pid, hooked.get(pid), sampled.get(pid), reasons.get(pid)) for pid in {*hooked, *sampled}]
     return tuple(sorted(rows, key=lambda row: (_rank(row.role), row.pid)))
 
 
@@ -36,29 +40,28 @@ def _watched(evidence: Evidence, passes: Passes) -> int:
     return passes.watched_ns(evidence.start_ns, evidence.end_ns) if evidence.duration_s > 0 else 0
 
 
-def _noted(run: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """What the session wrote down about each process."""
+def _noted(run: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    """Why the hook was not in a process, as the session wrote it down at its end."""
     hook = run.get("gc_hook")
     processes = hook.get("processes") if isinstance(hook, dict) else None
     for one in processes if isinstance(processes, list) else ():
-        if isinstance(one, dict) and is_count(one.get("pid")):
-            yield one["pid"], one
+        if isinstance(one, dict) and is_count(one.get("pid")) and isinstance(one.get("reason"), str):
+            yield one["pid"], one["reason"]
 
 
 def _row(
-    evidence: Evidence, pid: int, passes: Passes | None, samples: ProcessSamples | None, noted: Mapping[str, Any]
+    evidence: Evidence, pid: int, passes: Passes | None, samples: ProcessSamples | None, reason: str | None
 ) -> HookedProcess:
     role = passes.process.role if passes is not None else samples.role if samples is not None else "other"
     command = samples.command if samples is not None and samples.command else ""
     rss = samples.rss_last_mb(evidence.start_ns, evidence.end_ns) if samples is not None else None
     if passes is None:
-        reason = noted.get("reason")
         return HookedProcess(
             pid=pid,
             role=role,
             command=command,
             hooked=False,
-            reason=str(reason) if reason else "the hook did not load in it",
+            reason=reason or "the hook did not load in it",
             rss_mb=rss,
         )
     process, watched = passes.process, _watched(evidence, passes)

@@ -127,13 +127,13 @@ def test_another_process_that_collects_is_named(synthetic: Builder) -> None:
 def test_processes_without_the_hook_say_why(synthetic: Builder) -> None:
     run = synthetic(seconds=20)
     directory = run.write()
-    sample = {"t_ns": run.ns(5), "pid": 12, "role": "core", "command": "engine", "rss_bytes": 1 << 20}
+    sample = {"t_ns": run.ns(5), "pid": 12, "role": "core", "command": "python -I engine", "rss_bytes": 1 << 20}
     with (directory / "server/process.jsonl").open("a") as file:
         file.write(json.dumps(sample) + "\n")
     profile = profile_run(directory)
     row = next(row for row in profile.processes if row.pid == 12)
     assert not row.hooked
-    assert row.reason
+    assert row.reason == "started with -I, which ignores PYTHONPATH"
     assert row.rss_mb == 1
     assert row.gen2_passes is None
 
