@@ -36,7 +36,7 @@ __all__ = ["GcHook", "collector_kind", "old_generations"]
 
 SCHEMA_VERSION = "1.0"
 DRAIN_EVERY_S = 0.1
-"""A wait that ends costs 15 microseconds; looking for files costs as much again, so it is done more seldom."""
+"""A process that does nothing pays 0.1% of a core for it; looking for files costs more, so it is done more seldom."""
 ASKED_EVERY_S = 0.5
 """How often it is looked whether somebody wants the hook to go, or to act."""
 TOTALS_EVERY_S = 2.0
