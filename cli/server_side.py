@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from atom.bench.records import is_count
-from atom.bench.run_facts import checked_run
-from atom.bench.rundir import RunDirectory, read_jsonl
+from atom.bench.rundir import RunDirectory
+from atom.diag.measured_phase import MeasuredPhase
 from atom.diag.server_figures import server_figures
 
 __all__ = ["server_side_figures"]
 
 
 def server_side_figures(run_dir: RunDirectory) -> dict[str, dict[str, Any]]:
-    """Figures of the measured phase from `server/`, for `bench.summary.summarize(extra=…)`."""
-    start, end = _measured_phase(run_dir)
+    """Figures of the measured phase from `server/`, for `bench.summary.summarize(extra=…)`; of a killed run up to the
+    clients' last sign of life."""
+    phase = MeasuredPhase.read(run_dir)
+    start, end = phase.start_ns, phase.end_ns if phase.end_ns is not None else phase.last_line_ns
     if start is None or end is None or end <= start:
         return {}
     return {
@@ -29,11 +30,3 @@ def server_side_figures(run_dir: RunDirectory) -> dict[str, dict[str, Any]]:
         }
         for figure in server_figures(run_dir.server, start, end)
     }
-
-
-def _measured_phase(run_dir: RunDirectory) -> tuple[int | None, int | None]:
-    """[start, end) of the load's measured phase; of a killed run, up to the clients' last sign of life."""
-    start = checked_run(run_dir).get("measured_start_ns")
-    lines = [line for path in run_dir.client.glob("*.jsonl") for line in read_jsonl(path) if is_count(line.get("t_ns"))]
-    ends = [line["t_ns"] for line in lines if line.get("kind") == "measured_end"]
-    return start, max(ends or [line["t_ns"] for line in lines], default=None)

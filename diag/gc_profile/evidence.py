@@ -14,9 +14,10 @@ from typing import Any, Final
 import numpy as np
 
 from atom.bench.metrics import Samples
-from atom.bench.records import Outcome, RequestRecord, is_count, read_records
+from atom.bench.records import Outcome, RequestRecord, read_records
 from atom.bench.run_facts import checked_run
-from atom.bench.rundir import RunDirectory, read_jsonl
+from atom.bench.rundir import RunDirectory
+from atom.diag.measured_phase import MeasuredPhase
 from atom.diag.server_captures import FloatArray, Passes, ProcessSamples, ServerCaptures
 
 __all__ = ["Evidence", "Requests", "read_evidence"]
@@ -69,6 +70,14 @@ class Evidence:
         since: FloatArray = (np.asarray(times_ns, dtype=np.int64) - self.start_ns) / 1e9
         return since
 
+    def begun_passes(self) -> tuple[FloatArray, FloatArray]:
+        """Of the passes that began in the span: seconds since its start, and the pause in ms."""
+        if self.passes is None:
+            return np.array([]), np.array([])
+        start, stop = self.passes.start_ns, self.passes.stop_ns
+        begun = (start >= self.start_ns) & (start < self.end_ns)
+        return self.seconds(start[begun]), (stop[begun] - start[begun]) / 1e6
+
     def finished(self, at_s: FloatArray) -> FloatArray | None:
         """How many requests were complete at each of these times: from the records, else by the server's own count
         (interpolated between scrapes); None if nobody counted."""
@@ -81,7 +90,8 @@ class Evidence:
         times, counts = self.seconds(self.captures.scrapes.sent_ns[known]), counted[known]
         if len(counts) < 2 or np.any(np.diff(counts) < 0) or counts[-1] == counts[0]:
             return None
-        return np.interp(at_s, times, counts - counts[0])
+        finished: FloatArray = np.interp(at_s, times, counts - counts[0])
+        return finished
 
 
 def read_evidence(run_dir: RunDirectory) -> Evidence:
@@ -91,7 +101,7 @@ def read_evidence(run_dir: RunDirectory) -> Evidence:
     damaged: Counter[str] = Counter()
     records = _columns(read_records(run_dir, damaged=damaged))
     notes = [f"{n} unreadable {'line' if n == 1 else 'lines'} in {name}" for name, n in sorted(damaged.items())]
-    start_ns, end_ns, span_notes = _span(run_dir, run, captures, records)
+    start_ns, end_ns, span_notes = _span(run_dir, captures, records)
     passes = captures.api_passes(start_ns, end_ns)
     return Evidence(
         run_dir=run_dir,
@@ -168,28 +178,17 @@ def _columns(records: Iterable[RequestRecord]) -> _Records:
 # ---- the span ----------------------------------------------------------------------------------------------------
 
 
-def _span(
-    run_dir: RunDirectory, run: Mapping[str, Any], captures: ServerCaptures, records: _Records
-) -> tuple[int, int, list[str]]:
-    lines = [
-        (line.get("kind"), line["t_ns"])
-        for path in sorted(run_dir.client.glob("*.jsonl"))
-        for line in read_jsonl(path)
-        if is_count(line.get("t_ns"))
-    ]
-    starts = [moment for kind, moment in lines if kind == "measured_start"]
-    ends = [moment for kind, moment in lines if kind == "measured_end"]
-    notes = []
-    start = run.get("measured_start_ns")
+def _span(run_dir: RunDirectory, captures: ServerCaptures, records: _Records) -> tuple[int, int, list[str]]:
+    phase, notes = MeasuredPhase.read(run_dir), []
+    start, end = phase.start_ns, phase.end_ns
     if start is None:
-        start = min(starts or records.sent_ns, default=None)
+        start = min(records.sent_ns, default=None)
     if start is None:
         start = captures.first_sign_ns()
         if start is not None:
             notes.append("no measured phase is recorded: the span is that of the captures")
-    end = max(ends, default=None)
     if end is None:
-        signs = [*(moment for _, moment in lines), *records.ended_ns, captures.last_sign_ns()]
+        signs = [phase.last_line_ns, *records.ended_ns, captures.last_sign_ns()]
         end = max((sign for sign in signs if sign is not None), default=None)
         if end is not None:
             notes.append("the run did not come to its end: the span goes up to the last sign of life")
