@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from atom.cli.gc_cells import NONE, Arm, cut, fitted, gathered, latency, share, titled, two_lines
+from atom.cli.gc_cells import NONE, Arm, cut, fitted, gathered, latency, pause, share, titled, two_lines
 from atom.cli.render import Table, count, number, table_width
 from atom.diag.gc_profile.model import Growth, GrowthVerdict, HookedProcess, SlowEvents
 from atom.diag.gc_profile.names import one_line
+from atom.diag.gc_profile.words import joined
 
 __all__ = ["attribution_tables", "growth_tables", "process_table", "short_command"]
 
@@ -40,57 +42,85 @@ def _growth_table(arms: Sequence[Arm], *, only_told: bool = False) -> Table:
     units = {growth.per for arm in arms for growth in arm.profile.growth.values()}
     per = one_line(units.pop()) if len(units) == 1 else None
     rows: list[list[str]] = []
-    reasons: list[tuple[str, str]] = []
+    reasons: dict[GrowthVerdict, list[tuple[str, str]]] = {}
     for quantity in dict.fromkeys(quantity for arm in arms for quantity in arm.profile.growth):
+        label = ""
         for arm in arms:
             growth = arm.profile.growth.get(quantity)
             if growth is None:
                 continue
             if growth.verdict != GrowthVerdict.NOT_ENOUGH_DATA or not (only_told and growth.reason):
-                head = [_with_unit(growth), arm.name] if several else [_with_unit(growth)]
+                named = "" if _with_unit(growth) == label else (label := _with_unit(growth))
+                head = [named, arm.name] if several else [named]
                 rows.append([*head, *_growth_cells(growth), *([one_line(growth.per)] if per is None else [])])
-            if growth.verdict == GrowthVerdict.NOT_ENOUGH_DATA and growth.reason:
-                reasons.append(
-                    (one_line(growth.reason), f"{one_line(growth.label)}{f' ({arm.name})' if several else ''}")
-                )
+            if growth.reason and _needs_its_reason(growth):
+                who = f"{one_line(growth.label)}{f' ({arm.name})' if several else ''}"
+                reasons.setdefault(growth.verdict, []).append((one_line(growth.reason), who))
     slope = f"slope per\n{per}" if per is not None else "\nslope"
     columns = ["\nquantity", *(["\narm"] if several else []), "\nverdict", slope, "\ninterval", "\nfirst → last"]
-    notes = _levels(arms) + [f"not enough data: {', '.join(who)}: {why}" for why, who in gathered(reasons)]
-    notes += [note for arm in arms for note in _families(arm, several)]
+    notes = _levels(arms)
+    for verdict, why_and_who in sorted(reasons.items()):
+        notes += [f"{verdict}: {', '.join(who)}: {why}" for why, who in gathered(why_and_who)]
+    notes += [note for arm in arms for note in (*_few_passes(arm, several), *_families(arm, several))]
     text_columns = (1, 2) if several else (1,)
     columns += ["\nper"] if per is None else []
     return Table(titled("growth", arms), columns, rows, notes, text_columns=text_columns)
 
 
+def _needs_its_reason(growth: Growth) -> bool:
+    """What could not be told, and what rises without being called growth."""
+    return growth.verdict == GrowthVerdict.NOT_ENOUGH_DATA or (
+        growth.verdict == GrowthVerdict.FLAT and growth.slope_low is not None and growth.slope_low > 0
+    )
+
+
 def _with_unit(growth: Growth) -> str:
-    unit = {"fraction": "", "share": ""}.get(growth.unit, growth.unit)
+    unit = {"fraction": "", "share": "", "bytes": "KB"}.get(growth.unit, growth.unit)
     label = one_line(growth.label)
     return f"{label} ({one_line(unit)})" if unit and f"({unit})" not in label and unit not in label.split() else label
 
 
 def _growth_cells(growth: Growth) -> list[str]:
     fraction = growth.unit in ("fraction", "share")
+    per_unit = 1024 if growth.unit == "bytes" else 1
 
     def shown(value: float | None, *, sign: bool = False) -> str:
         if value is None:
             return NONE
-        text = f"{value:.2%}" if fraction else number(value, 3)
+        text = f"{value:.2%}" if fraction else number(value / per_unit, 3)
         return f"+{text}" if sign and value > 0 else text
+
+    def seen(value: float) -> str:
+        return f"{value:,.0f}" if value.is_integer() and not fraction and per_unit == 1 else shown(value)
 
     interval = NONE
     if growth.slope_low is not None and growth.slope_high is not None:
         interval = f"{shown(growth.slope_low, sign=True)} to {shown(growth.slope_high, sign=True)}"
-    ends = NONE if growth.first is None or growth.last is None else f"{shown(growth.first)} → {shown(growth.last)}"
+    ends = NONE if growth.first is None or growth.last is None else f"{seen(growth.first)} → {seen(growth.last)}"
     verdict = "GROWS" if growth.verdict == GrowthVerdict.GROWS else str(growth.verdict)
     return [verdict, shown(growth.slope, sign=True), interval, ends]
+
+
+def _few_passes(arm: Arm, several: bool) -> list[str]:
+    """Passes one by one, where they are too few for a trend."""
+    passes = arm.profile.few_passes
+    if len(passes) < 2:
+        return []
+    pauses, moments = joined([pause(ms) for _, ms in passes]), joined([f"{at:,.0f}" for at, _ in passes])
+    longer = all(before < after for (_, before), (_, after) in itertools.pairwise(passes))
+    growing = ", each longer than the one before" if longer and len(passes) > 2 else ""
+    return [f"the {len(passes)} passes{f' ({arm.name})' if several else ''}: {pauses} ms at {moments} s{growing}"]
 
 
 def _levels(arms: Sequence[Arm]) -> list[str]:
     levels = {g.confidence for arm in arms for g in arm.profile.growth.values() if g.confidence is not None}
     if not levels:
         return []
-    shown = " and ".join(f"{100 * level:.3g}%" for level in sorted(levels))
-    return [f"interval: {shown} of a block bootstrap; the warm-up is left out"]
+    shown = joined([f"{100 * level:.3g}%" for level in sorted(levels)])
+    return [
+        f"interval: {shown} of a block bootstrap; first, last: the first and last sixth after the warm-up, median "
+        "(mean of share, /health, TTFT)"
+    ]
 
 
 def _families(arm: Arm, several: bool) -> list[str]:

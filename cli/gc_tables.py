@@ -184,7 +184,7 @@ def _lengths(group: Sequence[Arm], unit: str) -> list[str]:
 
 
 def _traffic(arms: Sequence[Arm], width: int | None) -> list[Table]:
-    """One row per window and arm, so that an arm's rows of a window stand together."""
+    """One row per window and arm; the window is named in the first of its rows."""
     used = [
         (header, cell)
         for header, cell in _TRAFFIC_COLUMNS
@@ -198,10 +198,14 @@ def _traffic(arms: Sequence[Arm], width: int | None) -> list[Table]:
     for group in groups:
         unit, labels = _window_labels(group)
         rows = [
-            [label, *([arm.name] if several else []), *(cell(arm.profile.windows[index]) for _, cell in used)]
+            [
+                label if arm is present[0] else "",
+                *([arm.name] if several else []),
+                *(cell(arm.profile.windows[index]) for _, cell in used),
+            ]
             for index, label in enumerate(labels)
-            for arm in group
-            if index < len(arm.profile.windows)
+            for present in [[arm for arm in group if index < len(arm.profile.windows)]]
+            for arm in present
         ]
         columns = [f"\n{unit}", *(["\narm"] if several else []), *(two_lines(header) for header, _ in used)]
         table = Table(titled("traffic", group), columns, rows, text_columns=(1,) if several else ())

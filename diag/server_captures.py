@@ -10,6 +10,7 @@ busiest: the one whose passes took longest, then the one with most CPU time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ __all__ = [
     "IntArray",
     "Passes",
     "ProcessSamples",
+    "ScrapeOutcome",
     "Scrapes",
     "ServerCaptures",
 ]
@@ -40,6 +42,7 @@ MEGABYTE: Final = 1 << 20
 TOTALS_SLACK_NS: Final = 6_000_000_000
 """A hook writes totals every 2 s: a record that ends this much before the window's end did not see it all."""
 _MOST: Final = 2.0**62
+_LONGEST_ERROR: Final = 200
 _CUT: Final = "within"
 """In the error of a probe that was given up after its time limit."""
 
@@ -81,6 +84,26 @@ class Passes:
 
 
 @dataclass(frozen=True, slots=True)
+class ScrapeOutcome:
+    """How the scrapes of a window of time ended."""
+
+    sent: int
+    failed: int
+    error: str
+    """The most frequent one; empty where none failed."""
+
+    @property
+    def failure(self) -> str:
+        """`none of 40 scrapes succeeded: HTTP 404`; empty where none failed."""
+        if not self.failed:
+            return ""
+        if self.failed < self.sent:
+            return f"{self.failed:,} of {self.sent:,} scrapes failed: {self.error}"
+        one = self.sent == 1
+        return f"{'the one scrape failed' if one else f'none of {self.sent:,} scrapes succeeded'}: {self.error}"
+
+
+@dataclass(frozen=True, slots=True)
 class Scrapes:
     """One row per scrape, in the order of sending; NaN where there was no usable answer."""
 
@@ -91,6 +114,14 @@ class Scrapes:
     values: Mapping[str, FloatArray]
     families: tuple[tuple[int, Mapping[str, int]], ...]
     """Time and metric family → series, of the scrapes that say so: all families in the first, changes in the others."""
+    errors: tuple[str, ...]
+    """Why there was no usable answer; empty where there was one."""
+
+    def outcome(self, start_ns: int, end_ns: int) -> ScrapeOutcome:
+        part = self.window(start_ns, end_ns)
+        errors = Counter(error for error in self.errors[part] if error)
+        most = errors.most_common(1)
+        return ScrapeOutcome(part.stop - part.start, errors.total(), most[0][0] if most else "")
 
     def window(self, start_ns: int, end_ns: int) -> slice:
         first, last = np.searchsorted(self.sent_ns, [start_ns, end_ns])
@@ -231,7 +262,13 @@ def _scrapes(lines: list[dict[str, Any]]) -> Scrapes:
         body_bytes=column("body_bytes"),
         values={name: _column(value.get(name) for value in values) for name in sorted(names)},
         families=tuple(_families(line for line, ok in zip(lines, good, strict=True) if ok)),
+        errors=tuple("" if ok else _error(line) for line, ok in zip(lines, good, strict=True)),
     )
+
+
+def _error(line: Mapping[str, Any]) -> str:
+    error = line.get("error")
+    return error[:_LONGEST_ERROR] if isinstance(error, str) and error else "its record has no latency"
 
 
 def _families(lines: Iterable[dict[str, Any]]) -> Iterator[tuple[int, dict[str, int]]]:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from atom.diag.gc_profile.evidence import Evidence
 from atom.diag.gc_profile.model import Attribution, SlowEvents
+from atom.diag.gc_profile.words import counted
 from atom.diag.server_captures import FloatArray
 
 __all__ = ["Overlaps", "Pauses", "Surplus", "attribute", "compare"]
@@ -119,10 +120,11 @@ def attribute(evidence: Evidence, *, shifts: int, seed: int) -> tuple[Attributio
     """The attribution, and by kind of event the numbers behind it."""
     requests = evidence.requests
     passes, renders = _passes(evidence), _renders(evidence)
+    scrapes = evidence.captures.scrapes.outcome(evidence.start_ns, evidence.end_ns)
     missing = [
         *(["no request was recorded, so there is no token to explain"] if requests is None else []),
         *(["passes were not recorded"] if passes is None else []),
-        *(["no scrape was recorded"] if renders is None else []),
+        *([scrapes.failure or "no scrape was recorded"] if renders is None else []),
     ]
     found: dict[str, Overlaps] = {}
     if requests is not None and (passes is not None or renders is not None):
@@ -134,7 +136,8 @@ def attribute(evidence: Evidence, *, shifts: int, seed: int) -> tuple[Attributio
             rng = np.random.default_rng([seed, number])
             overlaps = compare(kind, start, stop, passes, renders, shifts=shifts, rng=rng)
             if overlaps is None:
-                missing.append(f"{len(start)} {kind}s are too few, {LEAST_EVENTS} are needed")
+                found_events = counted(len(start), kind) if len(start) else f"no {kind}"
+                missing.append(f"{found_events} seen, {LEAST_EVENTS} needed")
             else:
                 found[kind] = overlaps
     return (
@@ -193,7 +196,7 @@ def compare(
     shifted = slow.shifted(passes, renders, shifts, rng)
     pass_surplus = _surplus(in_pass, shifted[0])
     render_surplus = _surplus(in_render, shifted[1])
-    alone = None if in_render is None else in_render & ~(in_pass if in_pass is not None else False)
+    alone = _only(in_render, in_pass)
     either = np.zeros(len(slow.start_s), dtype=bool)
     for inside in (in_pass, in_render):
         either |= inside if inside is not None else False
@@ -222,6 +225,10 @@ def compare(
         _surplus(alone, shifted[2]),
         None if alone is None else slow.pauses_hit(renders, alone),
     )
+
+
+def _only(inside: BoolArray | None, other: BoolArray | None) -> BoolArray | None:
+    return inside if inside is None or other is None else inside & ~other
 
 
 def _lift(what: str, surplus: Surplus | None) -> dict[str, float | None]:
@@ -279,7 +286,8 @@ class _Slow:
                 counts[i, 0] = in_pass.sum()
             if in_render is not None:
                 counts[i, 1] = in_render.sum()
-                counts[i, 2] = (in_render & ~(in_pass if in_pass is not None else False)).sum()
+            if (alone := _only(in_render, in_pass)) is not None:
+                counts[i, 2] = alone.sum()
         counts *= scale
         return (
             None if passes is None else counts[:, 0],

@@ -9,6 +9,7 @@ allocation        passes cost, and nothing grows that would make them
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,9 +20,10 @@ from atom.diag.gc_profile.attribution import Overlaps, Surplus
 from atom.diag.gc_profile.evidence import Evidence
 from atom.diag.gc_profile.growth import warm_up_s
 from atom.diag.gc_profile.model import Cause, CauseKind, Growth, GrowthVerdict, Totals, Window
+from atom.diag.gc_profile.words import PassWords, counted, duration, ends, figure, joined, pass_words
 from atom.diag.server_captures import FloatArray
 
-__all__ = ["Findings", "costs", "family_growth", "find_causes"]
+__all__ = ["Findings", "costs", "family_growth", "few_passes", "find_causes"]
 
 COSTLY_SHARE: Final = 0.01
 """Of the wall clock in passes, over the span or in the last window."""
@@ -34,6 +36,8 @@ prometheus_client was measured at 1.4 KB."""
 LEAST_LEAK_KB: Final = 50.0
 """Per 1,000 requests, beyond what series explain."""
 SERIES_PER_REQUEST: Final = 0.01
+MOST_NAMED: Final = 3
+"""Families."""
 SLOW_SCRAPE_MS: Final = 10.0
 """Scrapes that take less hold up nobody, whatever they run on."""
 HELD_UP_TOKENS: Final = 0.2
@@ -45,6 +49,11 @@ WAITED: Final = 0.4
 thread is answered before."""
 WAITED_MS: Final = 10.0
 LEAST_HELD_UP: Final = 5
+MOST_FEW: Final = 8
+"""Passes that are told one by one."""
+LEAST_LONGER: Final = 3
+"""Passes, each longer than the one before, that are cited: of three it happens by chance in one of six, so that they
+support a heap that grows by its memory, and never say it alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +107,22 @@ def _heap(findings: Findings) -> Cause | None:
     rss, pause, series = (findings.grows(name) for name in ("rss_mb", "gen2_pause_ms", "metrics_series"))
     statements, evidence = [], dict[str, Any]()
     if rss is not None and (unexplained := _unexplained_kb(rss, series)) is not None:
-        statements.append(f"API RSS grows by {_size(rss.slope)} per {rss.per} ({_ends(rss)})")
+        grows = f"API RSS grows by {_size(rss.slope)} per {rss.per} ({ends(rss)})"
         if series is not None:
             most = (series.slope or 0.0) * SERIES_KB
-            statements.append(f"of which new metric series hold {_size(most / 1024)} at most")
+            grows += f", of which new metric series hold {_size(most / 1024)} at most"
+        statements.append(grows)
         evidence |= {"rss_mb_slope": rss.slope, "unexplained_kb": unexplained, "per": rss.per}
     if pause is not None and (statements or series is None):
-        what = f"each pass takes longer than the ones before: {_ends(pause)}"
-        statements.append(what if statements else f"{what}, while no metric series are added")
+        added = ", while no metric series are added" if findings.is_flat("metrics_series") else ""
+        statements.append(f"{_passes(findings).many} take longer and longer ({ends(pause)}){added}")
         evidence |= {"gen2_pause_ms_first": pause.first, "gen2_pause_ms_last": pause.last}
+    elif statements and (pauses := _ever_longer(findings.evidence)):
+        listed = joined([figure(one) for one in pauses])
+        statements.append(
+            f"each of {len(pauses)} {_passes(findings).many} took longer than the one before: {listed} ms"
+        )
+        evidence["pauses_ms"] = list(pauses)
     if not statements:
         return None
     return Cause(
@@ -115,6 +131,19 @@ def _heap(findings: Findings) -> Cause | None:
         evidence=evidence,
         advice="find what keeps a request's objects after it ends: a queue that nobody reads, a dict, a cache, a log",
     )
+
+
+def few_passes(evidence: Evidence) -> tuple[tuple[float, float], ...]:
+    """When each pass of the span began in seconds, and its pause in ms; empty where there are more than MOST_FEW."""
+    start, pause = evidence.begun_passes()
+    return tuple(zip(start.tolist(), pause.tolist(), strict=True)) if len(start) <= MOST_FEW else ()
+
+
+def _ever_longer(evidence: Evidence) -> tuple[float, ...]:
+    """The pauses of few passes, in ms, if each is longer than the one before; else empty."""
+    pauses = tuple(pause for _, pause in few_passes(evidence))
+    longer = all(before < after for before, after in itertools.pairwise(pauses))
+    return pauses if longer and len(pauses) >= LEAST_LONGER else ()
 
 
 def _unexplained_kb(rss: Growth, series: Growth | None) -> float | None:
@@ -165,17 +194,20 @@ def _series(findings: Findings) -> Cause | None:
         if requests and (last - first) / requests >= SERIES_PER_REQUEST
     }
     if culprits:
-        named = " and ".join(f"{name} (+{each:.2g})" for name, each in list(culprits.items())[:3])
-        statement = f"{growth.slope / 1000:.2g} metric series are added per request, by {named}"
+        each = growth.slope / 1000
+        named = joined([f"{name} (+{gained:.2g})" for name, gained in list(culprits.items())[:MOST_NAMED]])
+        statement = f"{each:.2g} metric series {'is' if f'{each:.2g}' == '1' else 'are'} added per request, by {named}"
     else:
-        names = ", ".join(list(families)[:3]) or "families that the record does not name"
-        statement = f"{growth.slope:.3g} metric series are added per {growth.per}, in {names}"
+        named = joined(list(families)[:MOST_NAMED]) or "families that the record does not name"
+        statement = f"{figure(growth.slope)} metric series are added per {growth.per}, in {named}"
     scrape = findings.grows("metrics_ms")
     if scrape is not None:
-        statement += f"; a scrape takes {_ends(scrape)}"
+        statement += f"; scrapes take longer and longer ({ends(scrape)})"
+    if findings.totals.metrics_series is not None:
+        statement += f"; {findings.totals.metrics_series:,} series at the end"
     return Cause(
         kind=CauseKind.SERIES_PER_REQUEST,
-        statement=f"{statement}; {findings.totals.metrics_series or 0:,} series at the end",
+        statement=statement,
         evidence={"series_per": growth.per, "series_slope": growth.slope, "families": culprits or families},
         advice="drop the label that names a request, or switch the metric off; a series is never freed",
     )
@@ -196,26 +228,26 @@ def _renders(findings: Findings) -> Cause | None:
     if probes is not None:
         held, scraped, inside, outside = probes
         statements.append(
-            f"/health had to wait for {held} of the {scraped} scrapes that began just before it: {inside:.1f} ms "
-            f"(median), {outside:.1f} ms when there was none"
+            f"{held:,} of {counted(scraped, 'scrape')} held up a /health probe sent just after they began: "
+            f"{figure(inside)} ms (median), otherwise {figure(outside)} ms"
         )
         evidence |= {"scrapes_holding_up": held, "scrapes_probed": scraped, "inside_ms": inside, "outside_ms": outside}
     for kind, overlaps in findings.overlaps.items():
         alone, hit = overlaps.render_only, overlaps.renders_that_hold_up
         if alone is None or hit is None or hit < HELD_UP_TOKENS or not _explain(alone, overlaps.events.slow):
             continue
-        name = "first tokens" if kind == "first token" else "chunk gaps"
-        lift = f", {alone.lift:.1f} times what chance gives" if alone.lift is not None else ""
+        where = "a scrape" if findings.evidence.passes is None else "a scrape and in no pass"
+        lift = f", {figure(alone.lift)} times what chance gives" if alone.lift is not None else ""
         statements.append(
-            f"{alone.found} of {overlaps.events.slow} slow {name} were in a scrape and in no pass{lift}, "
-            f"in {hit:.0%} of the scrapes"
+            f"{alone.found:,} of {counted(overlaps.events.slow, f'slow {kind}')} were in {where}{lift}; "
+            f"{hit:.0%} of the scrapes held one up"
         )
         evidence[f"{kind.replace(' ', '_')}_in_render_only"] = alone.found
     if not statements:
         return None
     return Cause(
         kind=CauseKind.RENDER_ON_LOOP,
-        statement=f"a scrape takes {np.median(latency):.0f} ms (median): {'; '.join(statements)}",
+        statement=f"a scrape takes {figure(float(np.median(latency)))} ms (median); {'; '.join(statements)}",
         evidence=evidence,
         advice="render /metrics outside the event loop, or give it fewer series",
     )
@@ -273,21 +305,25 @@ def _allocation(findings: Findings, others: Sequence[Cause]) -> Cause | None:
     if any(cause.kind in makers for cause in others) or findings.grows("gen2_pause_ms"):
         return None
     flat = findings.is_flat("rss_mb") and findings.is_flat("metrics_series")
-    collected = sum(one.collected for one in passes.process.passes) / max(len(passes.process.passes), 1)
-    thresholds = ", ".join(map(str, passes.process.last_thresholds))
-    growing = "nothing grows" if flat else "no growth is seen"
+    growing = "memory and metric series do not grow" if flat else "no growth of memory or metric series was seen"
+    process = passes.process
+    collected = sum(one.collected for one in process.passes) / max(len(process.passes), 1)
+    thresholds = ", ".join(map(str, process.last_thresholds))
+    mean, freed = f"of {figure(totals.gen2_mean_pause_ms or 0.0)} ms", counted(round(collected), "object")
+    if totals.gen2_passes == 1:
+        ran = f"there was 1 {_passes(findings).one} {mean}, and it freed {freed}"
+    else:
+        ran = f"there were {totals.gen2_passes:,} {_passes(findings).many} {mean} on average, and each freed {freed}"
+    frozen = "no object frozen" if not process.frozen else f"{counted(process.frozen, 'object')} frozen"
+    limits = f"thresholds {thresholds}, {frozen}" if thresholds else frozen
     return Cause(
         kind=CauseKind.ALLOCATION_PATTERN,
-        statement=(
-            f"{growing}, yet there are {totals.gen2_passes / totals.duration_s:.2g} passes a second of "
-            f"{totals.gen2_mean_pause_ms or 0:.1f} ms (mean), which free {collected:,.0f} objects each; thresholds "
-            f"{thresholds}, {passes.process.frozen or 0:,} objects frozen"
-        ),
+        statement=f"{growing}, yet in {duration(totals.duration_s)} {ran}; {limits}",
         evidence={
             "passes_per_s": totals.gen2_passes / totals.duration_s,
             "collected_per_pass": collected,
-            "thresholds": list(passes.process.last_thresholds),
-            "frozen": passes.process.frozen,
+            "thresholds": list(process.last_thresholds),
+            "frozen": process.frozen,
         },
         advice="look for explicit gc.collect(); gc.freeze() after start, or higher thresholds, which --what-if tries",
     )
@@ -296,8 +332,9 @@ def _allocation(findings: Findings, others: Sequence[Cause]) -> Cause | None:
 # ---- words -------------------------------------------------------------------------------------------------------
 
 
-def _ends(growth: Growth) -> str:
-    return f"{growth.first:,.4g} to {growth.last:,.4g} {growth.unit}"
+def _passes(findings: Findings) -> PassWords:
+    passes = findings.evidence.passes
+    return pass_words(None if passes is None else passes.process.collector)
 
 
 def _size(megabytes: float | None) -> str:

@@ -1,22 +1,23 @@
 """Which quantities rise while the server serves: one verdict each.
 
 "grows" needs three things: the slope's interval lies above zero (`trend.py`, at a level fit for judging all quantities
-of a run together), the rise is spread over the whole span instead of one step, and it matters (`_RULES`). The first
-part of the span is warm-up and left out. The slope is per 1,000 requests completed, because that is what a leak
-follows; per minute where nobody counted requests.
+of a run together); the rise is spread over the whole span instead of one step; and what was seen at the end differs by
+as much as matters from what was seen at first (`_RULES`). The first part of the span is warm-up and left out. The slope
+is per 1,000 requests completed, because that is what a leak follows; per minute where nobody counted requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
 from atom.diag.gc_profile.evidence import Evidence
 from atom.diag.gc_profile.model import Growth, GrowthVerdict
-from atom.diag.gc_profile.trend import CONFIDENCE, Trend, fit_trend
+from atom.diag.gc_profile.trend import CONFIDENCE, Pool, Shape, Trend, fit_trend
+from atom.diag.gc_profile.words import amount, counted, duration, ends
 from atom.diag.server_captures import FloatArray
 
 __all__ = ["LEAST_REQUESTS", "find_growth", "warm_up_s"]
@@ -45,12 +46,16 @@ class _Rule:
     label: str
     unit: str
     points: Callable[[Evidence, float], _Points]
+    unseen: Callable[[Evidence], str]
+    """Why there may be no point at all."""
+    point: tuple[str, str]
+    """What a point is called: one, many."""
     least: int = LEAST_SAMPLES
-    pool: Literal["median", "mean"] = "median"
+    pool: Pool = "median"
     ratio: float = 1.0
-    """Fitted last ÷ first."""
+    """`Growth.last` ÷ `Growth.first`."""
     rise: float = 0.0
-    """Fitted last − first, in the unit."""
+    """`Growth.last` − `Growth.first`, in the unit."""
     per_thousand: float = 0.0
     """Slope per 1,000 requests, where requests are known."""
 
@@ -92,36 +97,43 @@ def _judge(rule: _Rule, evidence: Evidence, rng: np.random.Generator) -> Growth:
         )
 
     if len(values) < rule.least:
-        seen = "nothing was seen" if not len(values) else f"{len(values)} observed, {rule.least} needed"
-        return growth(GrowthVerdict.NOT_ENOUGH_DATA, f"{seen} after the first {start:.0f} s, which are warm-up")
+        return growth(GrowthVerdict.NOT_ENOUGH_DATA, _too_few(rule, evidence, len(values), start))
     if requests is not None and requests[-1] - requests[0] < LEAST_REQUESTS:
-        done = int(requests[-1] - requests[0])
-        return growth(
-            GrowthVerdict.NOT_ENOUGH_DATA, f"{done} requests were completed meanwhile, {LEAST_REQUESTS} needed"
-        )
+        done = counted(int(requests[-1] - requests[0]), "request")
+        return growth(GrowthVerdict.NOT_ENOUGH_DATA, f"{done} completed meanwhile, {LEAST_REQUESTS} needed")
     trend = fit_trend(x, values, rng, pool=rule.pool)
     if trend is None:
         return growth(GrowthVerdict.NOT_ENOUGH_DATA, "everything was observed at one moment")
     verdict, reason = _verdict(rule, trend, per)
-    return growth(verdict, reason, trend)
+    judged = growth(verdict, reason, trend)
+    return replace(judged, reason=f"{reason}, {ends(judged)}") if verdict is GrowthVerdict.GROWS else judged
+
+
+def _too_few(rule: _Rule, evidence: Evidence, seen: int, start_s: float) -> str:
+    if not seen and (why := rule.unseen(evidence)):
+        return why
+    found = counted(seen, *rule.point) if seen else f"no {rule.point[0]}"
+    return f"{found} after the first {duration(start_s)} (warm-up), {rule.least} needed"
 
 
 def _verdict(rule: _Rule, trend: Trend, per: str) -> tuple[GrowthVerdict, str]:
-    rise = trend.last - trend.first
-    change = f"{trend.first:,.4g} to {trend.last:,.4g} {rule.unit}"
     if trend.low <= 0:
-        why = "no rise" if trend.slope <= 0 else "the slope's interval includes zero"
-        return GrowthVerdict.FLAT, f"{why}: {change}"
-    if rise < rule.rise or trend.last < rule.ratio * trend.first:
-        wanted = [f"{rule.ratio - 1:.0%}"] if rule.ratio > 1 else []
-        wanted += [f"{rule.rise:g} {rule.unit}"] if rule.rise else []
-        return GrowthVerdict.FLAT, f"the rise is too small to matter: {change}, less than {' and '.join(wanted)}"
+        return GrowthVerdict.FLAT, "no rise" if trend.slope <= 0 else "no rise that its scatter could not make"
+    wanted = [f"{rule.ratio - 1:.0%}"] if trend.last < rule.ratio * trend.first else []
+    wanted += [amount(rule.rise, rule.unit)] if trend.last - trend.first < rule.rise else []
     if per != "minute" and trend.slope < rule.per_thousand:
-        wanted = [f"{rule.per_thousand:g} {rule.unit} per {per}"]
-        return GrowthVerdict.FLAT, f"the rise is too small to matter: {change}, less than {wanted[0]}"
-    if not trend.steady:
-        return GrowthVerdict.FLAT, f"a step, or up and down, but no steady rise: {change}"
-    return GrowthVerdict.GROWS, f"rises in every quarter of the span: {change}"
+        wanted.append(f"{_in_its_unit(rule.per_thousand, rule.unit)} per {per}")
+    if wanted:
+        return GrowthVerdict.FLAT, f"rises, but by less than {' and '.join(wanted)}"
+    if trend.shape is Shape.STEP:
+        return GrowthVerdict.FLAT, "rises, but not steadily: one step describes it better than a line"
+    if trend.shape is Shape.UNEVEN:
+        return GrowthVerdict.FLAT, "rises, but not steadily: it stands still or falls in a part of the span"
+    return GrowthVerdict.GROWS, "rises over the whole span"
+
+
+def _in_its_unit(value: float, unit: str) -> str:
+    return f"{value * 1024:.0f} KB" if unit == "MB" and value < 1 else amount(value, unit)
 
 
 # ---- the quantities ----------------------------------------------------------------------------------------------
@@ -191,17 +203,60 @@ def _known(times: FloatArray, values: FloatArray) -> _Points:
     return times[seen], values[seen]
 
 
+def _no_pass(evidence: Evidence) -> str:
+    if evidence.passes is not None:
+        return ""
+    seen = any(one.process.role == "api" for one in evidence.captures.passes)
+    return "the GC hook saw less than half of the span" if seen else "no GC hook was in the API process"
+
+
+def _no_piece(evidence: Evidence) -> str:
+    if evidence.passes is None:
+        return _no_pass(evidence)
+    return "" if evidence.duration_s < 2 * LEAST_SAMPLES else "the GC hook did not see the whole span"
+
+
+def _no_scrape(evidence: Evidence) -> str:
+    scrapes = evidence.captures.scrapes.outcome(evidence.start_ns, evidence.end_ns)
+    if not scrapes.sent:
+        return "no scrape was recorded"
+    return scrapes.failure if scrapes.failed == scrapes.sent else ""
+
+
+def _no_sample(evidence: Evidence) -> str:
+    return "" if evidence.samples is not None else "no API process was seen"
+
+
+def _no_probe(evidence: Evidence) -> str:
+    health = evidence.captures.health
+    if not len(health.sent_ns):
+        return "no probe was recorded"
+    return "" if len(_health(evidence, 0.0)[0]) else "no probe was answered"
+
+
+def _no_token(evidence: Evidence) -> str:
+    return "" if evidence.requests is not None else "no request was recorded"
+
+
+_PASS: Final = (_no_pass, ("pass", "passes"))
+_SCRAPE: Final = (_no_scrape, ("scrape", "scrapes"))
+_SAMPLE: Final = (_no_sample, ("sample", "samples"))
+_PIECE: Final = (_no_piece, ("second", "seconds"))
+_PROBE: Final = (_no_probe, ("probe", "probes"))
+_TOKEN: Final = (_no_token, ("first token", "first tokens"))
+
 _RULES: Final = (
-    _Rule("gen2_pause_ms", "gen-2 pause", "ms", _pauses, least=LEAST_PASSES, ratio=1.25, rise=0.5),
-    _Rule("gen2_share", "gen-2 share", "fraction", _share, pool="mean", rise=0.005),
-    _Rule("metrics_ms", "/metrics", "ms", _scraped("latency_ms"), ratio=1.25, rise=2.0),
-    _Rule("metrics_series", "series", "series", _scraped("series"), rise=5.0, per_thousand=10.0),
-    _Rule("metrics_body_bytes", "/metrics body", "bytes", _scraped("body_bytes"), ratio=1.1),
-    _Rule("rss_mb", "API RSS", "MB", _sampled("rss_mb"), ratio=1.01, per_thousand=50 / 1024),
-    _Rule("threads", "threads", "threads", _sampled("threads"), rise=4.0),
-    _Rule("health_ms", "/health", "ms", _health, pool="mean", ratio=1.5, rise=5.0),
-    _Rule("ttft_ms", "TTFT", "ms", _ttft, pool="mean", ratio=1.5, rise=20.0),
+    _Rule("gen2_pause_ms", "gen-2 pause", "ms", _pauses, *_PASS, least=LEAST_PASSES, ratio=1.25, rise=0.5),
+    _Rule("gen2_share", "gen-2 share", "fraction", _share, *_PIECE, pool="mean", rise=0.005),
+    _Rule("metrics_ms", "/metrics", "ms", _scraped("latency_ms"), *_SCRAPE, ratio=1.25, rise=2.0),
+    _Rule("metrics_series", "series", "series", _scraped("series"), *_SCRAPE, rise=5.0, per_thousand=10.0),
+    _Rule("metrics_body_bytes", "/metrics body", "bytes", _scraped("body_bytes"), *_SCRAPE, ratio=1.1),
+    _Rule("rss_mb", "API RSS", "MB", _sampled("rss_mb"), *_SAMPLE, ratio=1.01, per_thousand=50 / 1024),
+    _Rule("threads", "threads", "threads", _sampled("threads"), *_SAMPLE, rise=4.0),
+    _Rule("health_ms", "/health", "ms", _health, *_PROBE, pool="mean", ratio=1.5, rise=2.0),
+    _Rule("ttft_ms", "TTFT", "ms", _ttft, *_TOKEN, pool="mean", ratio=1.5, rise=20.0),
 )
 """What matters: a scrape or a pause that takes a quarter longer at the end; half a percent more of the wall clock; a
-series per hundred requests; 1% of memory and 50 KB per 1,000 requests; four threads; a probe or a
-first token that waits half as long again."""
+series per hundred requests; 1% of memory and 50 KB per 1,000 requests; four threads; a probe, or a first token, that
+waits half as long again and 2 ms, or 20 ms, longer. (Most probes wait for nothing; 2 ms more on average is what a stall
+of 63 ms in every second makes.)"""

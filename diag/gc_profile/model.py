@@ -120,7 +120,8 @@ class Growth:
     confidence: float | None = None
     first: float | None = None
     last: float | None = None
-    """The fitted line at both ends of what was used."""
+    """What was seen in the first and in the last sixth of what was used: the median, or the mean where it is rare large
+    values that count (share, `/health`, TTFT)."""
     n: int = 0
     blocks: int = 0
     reason: str = ""
@@ -239,6 +240,9 @@ class Profile:
     is_problem: bool | None
     """Whether it is; None where it could not be told."""
     processes: tuple[HookedProcess, ...]
+    few_passes: tuple[tuple[float, float], ...] = ()
+    """Each pass over old objects, where they are too few for a trend (8 at most): when it began in seconds, and its
+    pause in ms."""
     growing_families: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Metric family → series at the first and the last scrape, of those that grew."""
     validity: str | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 from atom.bench.rundir import RunDirectory
 from atom.diag.gc_profile.attribution import attribute
-from atom.diag.gc_profile.causes import Findings, family_growth, find_causes
+from atom.diag.gc_profile.causes import Findings, family_growth, few_passes, find_causes
 from atom.diag.gc_profile.evidence import Evidence, read_evidence
 from atom.diag.gc_profile.growth import find_growth
 from atom.diag.gc_profile.model import Profile
@@ -45,13 +45,12 @@ def profile_run(
     )
     causes = find_causes(findings)
     processes = process_rows(evidence)
-    what = old_object_passes([evidence.passes.process] if evidence.passes else [])
-    verdict, is_problem = judge(findings, causes, processes, what)
+    verdict, is_problem = judge(findings, causes, processes)
     return Profile(
         label=label or evidence.run_dir.path.name,
         directory=str(directory),
         simulated=_simulated(evidence.run),
-        old_object_passes=what,
+        old_object_passes=old_object_passes([evidence.passes.process] if evidence.passes else []),
         window_s=length,
         windows=tuple(findings.windows),
         totals=findings.totals,
@@ -61,6 +60,7 @@ def profile_run(
         verdict=verdict,
         is_problem=is_problem,
         processes=processes,
+        few_passes=few_passes(evidence),
         growing_families=family_growth(evidence, 0.0),
         validity=evidence.run.get("validity"),
         notes=_notes(evidence),
@@ -82,6 +82,8 @@ def _notes(evidence: Evidence) -> tuple[str, ...]:
     reasons = [str(reason) for reason in evidence.run.get("reasons") or ()]
     books = [problem for passes in evidence.captures.passes for problem in check_books(passes.process)]
     notes = [*reasons, *(problem for problem in books if problem not in reasons), *evidence.notes]
+    failure = evidence.captures.scrapes.outcome(evidence.start_ns, evidence.end_ns).failure
+    notes += [failure] if failure else []
     if not evidence.captures.passes:
         notes.append("no process was hooked: there are no figures of garbage collection")
     return tuple(dict.fromkeys(notes))

@@ -12,6 +12,7 @@ from typing import Final
 
 from atom.diag.gc_profile.causes import COSTLY_SHARE, Findings, costs
 from atom.diag.gc_profile.model import Cause, CauseKind, HookedProcess
+from atom.diag.gc_profile.words import PassWords, amount, counted, duration, figure, pass_words, per_cent
 
 __all__ = ["judge"]
 
@@ -19,29 +20,27 @@ LEAST_SECONDS: Final = 10.0
 """Watched for less, a server without passes says nothing."""
 
 
-def judge(
-    findings: Findings, causes: Sequence[Cause], processes: Sequence[HookedProcess], what: str
-) -> tuple[str, bool | None]:
-    """The verdict, and whether collection is the problem. `what`: what passes over old objects are called here."""
-    totals = findings.totals
+def judge(findings: Findings, causes: Sequence[Cause], processes: Sequence[HookedProcess]) -> tuple[str, bool | None]:
+    """The verdict, and whether collection is the problem."""
+    totals, passes = findings.totals, findings.evidence.passes
     costly = costs(findings)
     others = [one for one in processes if one.role != "api" and one.hooked and (one.gen2_share or 0.0) >= COSTLY_SHARE]
-    if findings.evidence.passes is None and not others:
+    if passes is None and not others:
         return _unknown(findings), None
-    grown = [name for name in ("gen2_pause_ms", "gen2_share") if findings.grows(name)]
+    words = pass_words(passes.process.collector if passes is not None else others[0].collector)
+    spent = _spent(findings, words, sum(one.role == "api" for one in processes))
+    ask = "" if any(one.action for one in processes) else f" {_ASK}"
     if costly or others:
-        parts = [f"Garbage collection is a problem here: {_spent(findings, what)}", *_slow(findings, costly)]
+        parts = [f"Garbage collection is a problem here: {spent}", *_slow(findings, costly)]
         parts += [f"{one.role} process {one.pid} spends {one.gen2_share:.1%} of its time in them" for one in others]
-        return f"{'; '.join(parts)}. {_ASK}", True
+        return f"{'; '.join(parts)}.{ask}", True
+    grown = [growth for name in ("gen2_pause_ms", "gen2_share") if (growth := findings.grows(name)) is not None]
     if grown:
-        spent = _spent(findings, what)
-        return (
-            f"Garbage collection becomes a problem here: {spent}, little yet, but more with every request. {_ASK}",
-            True,
-        )
+        more = "every request" if grown[0].per != "minute" else "every minute"
+        return f"Garbage collection becomes a problem here: {spent}. It is little yet, but more with {more}.{ask}", True
     if totals.duration_s < LEAST_SECONDS:
-        return f"Too short to say: {_spent(findings, what)}.", None
-    found = f"{_spent(findings, what)}{_no_overlap(findings)}"
+        return f"Too short to say: {spent}.", None
+    found = f"{spent}{_no_overlap(findings)}"
     if any(cause.kind is CauseKind.HEAP_GROWS for cause in causes):
         return (
             f"Garbage collection is not your problem yet: {found}. But the heap grows, and each pass walks it.",
@@ -54,31 +53,28 @@ def judge(
 _ASK: Final = "What the server would do without the pauses is not known from this run; --what-if freeze measures it."
 
 
-def _spent(findings: Findings, what: str) -> str:
+def _spent(findings: Findings, words: PassWords, api_processes: int) -> str:
     totals, windows = findings.totals, findings.windows
     if totals.gen2_share is None:
-        return f"{what} of the API process were not watched"
-    passes = totals.gen2_passes or 0
+        return f"{words.many} of the API process were not watched"
+    busiest = f" in the busiest of {api_processes} API processes" if api_processes > 1 else ""
+    passes, span = totals.gen2_passes or 0, duration(totals.duration_s)
     if not passes and not totals.gen2_seconds:
-        return f"there were no {what} in {totals.duration_s:,.0f} s"
-    spent = f"{totals.gen2_seconds:.3g} s of {totals.duration_s:,.0f} s"
-    text = f"{passes:,} {what} took {spent} ({_share(totals.gen2_share)})"
-    if totals.gen2_max_pause_ms is not None:
-        text += f", the longest {totals.gen2_max_pause_ms:,.0f} ms"
-    seen = [window for window in windows if window.gen2_share is not None] or [windows[-1]]
-    rises = findings.grows("gen2_share") is not None or totals.gen2_share < COSTLY_SHARE <= (seen[-1].gen2_share or 0.0)
-    if rises and len(seen) > 1:
-        first, last = _share(seen[0].gen2_share), _share(seen[-1].gen2_share)
-        text += f", from {first} in the first window to {last} in the last"
+        nowhere = f" in any of {api_processes} API processes" if api_processes > 1 else ""
+        return f"there was no {words.one}{nowhere} in {span}"
+    began = counted(passes, words.one, words.many) if passes else f"the end of a longer {words.one}"
+    text = f"{began} took {duration(totals.gen2_seconds or 0.0)} of {span} ({per_cent(totals.gen2_share)}){busiest}"
+    if totals.gen2_max_pause_ms is not None and passes > 1:
+        text += f", the longest {figure(totals.gen2_max_pause_ms)} ms"
+    seen = [window.gen2_share for window in windows if window.gen2_share is not None]
+    if len(seen) > 1 and (findings.grows("gen2_share") is not None or totals.gen2_share < COSTLY_SHARE <= seen[-1]):
+        text += f", from {per_cent(seen[0])} in the first window to {per_cent(seen[-1])} in the last"
     pause = findings.grows("gen2_pause_ms")
-    if pause is not None:
-        text += f"; a pass took {pause.first:,.0f} ms at first and {pause.last:,.0f} ms at the end"
+    if pause is not None and pause.first is not None and pause.last is not None:
+        text += (
+            f"; a pass took {amount(pause.first, pause.unit)} at first and {amount(pause.last, pause.unit)} at the end"
+        )
     return text
-
-
-def _share(value: float | None) -> str:
-    assert value is not None
-    return f"{value:.1%}" if value >= 0.001 else f"{value:.2%}"
 
 
 def _slow(findings: Findings, costly: Sequence[str]) -> list[str]:
@@ -87,27 +83,31 @@ def _slow(findings: Findings, costly: Sequence[str]) -> list[str]:
         passes = overlaps.passes
         if kind not in costly or passes is None:
             continue
-        lift = f", {passes.lift:.1f} times what chance gives" if passes.lift is not None else ""
-        parts.append(f"{passes.found:,} of {overlaps.events.slow:,} slow {_PLURAL[kind]} were in one{lift}")
+        lift = f", {figure(passes.lift)} times what chance gives" if passes.lift is not None else ""
+        parts.append(f"{passes.found:,} of {counted(overlaps.events.slow, f'slow {kind}')} were in one{lift}")
     return parts
 
 
-_PLURAL: Final = {"first token": "first tokens", "chunk gap": "chunk gaps"}
-
-
 def _no_overlap(findings: Findings) -> str:
-    known = [overlaps for overlaps in findings.overlaps.values() if overlaps.passes is not None]
-    if not known:
+    """What passes, where there were any, have to do with slow tokens."""
+    known = [(overlaps.passes, overlaps.events.slow) for overlaps in findings.overlaps.values()]
+    pairs = [(passes, slow) for passes, slow in known if passes is not None]
+    slow = sum(slow for _, slow in pairs)
+    if not pairs or not findings.totals.gen2_passes:
         return ""
-    found = sum(overlaps.passes.found for overlaps in known if overlaps.passes is not None)
-    slow = sum(overlaps.events.slow for overlaps in known)
-    expected = sum(overlaps.passes.expected for overlaps in known if overlaps.passes is not None)
+    if not slow:
+        return "; no token was slow"
+    found, expected = sum(passes.found for passes, _ in pairs), sum(passes.expected for passes, _ in pairs)
+    tokens, chance = counted(slow, "slow token"), figure(expected) if expected >= 0.1 else "none"
     if not found:
-        return f"; none of {slow:,} slow tokens was in one"
-    return f"; {found:,} of {slow:,} slow tokens were in one, {expected:,.0f} would be by chance"
+        return f"; none of {tokens} was in one" if slow > 1 else "; the one slow token was in none"
+    return f"; {found:,} of {tokens} {'was' if found == 1 else 'were'} in one, {chance} by chance"
 
 
 def _unknown(findings: Findings) -> str:
-    text = "Whether garbage collection is the problem is not known: no GC hook was in the API process"
+    captured = findings.evidence.captures.passes
+    seen = any(one.process.role == "api" for one in captured)
+    why = "the GC hook saw less than half of the span" if seen else "no GC hook was in the API process"
+    text = f"Whether garbage collection is the problem is not known: {why}"
     worst = max((window.health_max_ms or 0.0 for window in findings.windows), default=0.0)
-    return f"{text}; from outside, /health waited {worst:,.0f} ms at most." if worst else f"{text}."
+    return f"{text}; from outside, a /health probe waited {figure(worst)} ms at most." if worst else f"{text}."

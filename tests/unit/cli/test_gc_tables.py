@@ -340,3 +340,63 @@ def test_gates_say_what_they_found_and_why_not() -> None:
 def test_arms_of_one_label_are_told_apart_by_their_directories() -> None:
     tables = profile_tables([profile("main"), profile("main", directory="runs/other")])
     assert "A: main (runs/main), B: main (runs/other)" in tables[1].title
+
+
+def judged(label: str, verdict: GrowthVerdict, **more: Any) -> Growth:
+    return replace(grows(label, label, "ms", 1.0), verdict=verdict, **more)
+
+
+def test_a_rise_that_is_not_called_growth_says_why() -> None:
+    """And nothing else does: a slope that may be none needs no excuse."""
+    growth = {
+        "rises": judged("rises", GrowthVerdict.FLAT, reason="rises, but by less than 25%"),
+        "too": judged("too", GrowthVerdict.FLAT, reason="rises, but by less than 25%"),
+        "level": judged("level", GrowthVerdict.FLAT, slope_low=-1.0, reason="no rise"),
+        "grows": judged("grows", GrowthVerdict.GROWS, reason="rises over the whole span"),
+        "unseen": judged("unseen", GrowthVerdict.NOT_ENOUGH_DATA, reason="no probe was recorded"),
+    }
+    notes = next(table for table in profile_tables([profile(growth=growth)]) if "growth" in table.title).notes
+    assert [note for note in notes if note.startswith(("flat", "not enough", "GROWS"))] == [
+        "flat: rises, too: rises, but by less than 25%",
+        "not enough data: unseen: no probe was recorded",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("passes", "note"),
+    [
+        ((), None),
+        (((120.0, 36.8),), None),
+        (((120.0, 36.8), (240.4, 74.1)), "the 2 passes: 36.8 and 74.1 ms at 120 and 240 s"),
+        (
+            ((120.0, 36.8), (240.0, 74.1), (360.0, 110.0)),
+            "the 3 passes: 36.8, 74.1 and 110.0 ms at 120, 240 and 360 s, each longer than the one before",
+        ),
+        (((1.0, 9.0), (2.0, 8.0), (3.0, 10.0)), "the 3 passes: 9.0, 8.0 and 10.0 ms at 1, 2 and 3 s"),
+    ],
+)
+def test_few_passes_are_told_one_by_one(passes: tuple[tuple[float, float], ...], note: str | None) -> None:
+    tables = profile_tables([profile(few_passes=passes)])
+    notes = next(table for table in tables if "growth" in table.title).notes
+    assert [one for one in notes if "passes:" in one] == ([] if note is None else [note])
+
+
+def test_a_quantity_and_a_window_are_named_once_for_all_arms() -> None:
+    tables = profile_tables([profile("a"), profile("b")])
+    for title, names in (("growth", ["API RSS (MB)", "gen-2 share", "threads"]), ("traffic", ["0–5", "5–10"])):
+        table = next(table for table in tables if table.title.startswith(title))
+        assert [row[:2] for row in table.rows][: 2 * len(names)] == [
+            row for name in names for row in ([name, "a"], ["", "b"])
+        ]
+
+
+def test_bytes_are_shown_as_kilobytes_and_counts_whole() -> None:
+    growth = {
+        "body": replace(grows("body", "/metrics body", "bytes", 2048.0), first=1024.0, last=3 * 1024.0),
+        "series": replace(grows("series", "series", "series", 10.0), first=601.0, last=4012.0),
+    }
+    table = next(table for table in profile_tables([profile(growth=growth)]) if "growth" in table.title)
+    assert [list(row) for row in table.rows] == [
+        ["/metrics body (KB)", "GROWS", "+2.00", "+1.80 to +2.20", "1.00 → 3.00"],
+        ["series", "GROWS", "+10.0", "+9.00 to +11.0", "601 → 4,012"],
+    ]

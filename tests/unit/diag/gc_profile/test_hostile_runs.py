@@ -118,3 +118,11 @@ def test_every_request_at_one_moment(synthetic: Builder) -> None:
     record = json.loads((directory / "requests/0.jsonl").read_text().splitlines()[0])
     run.lines("requests/0.jsonl", [{**record, "index": index} for index in range(200)])
     check(directory)
+
+
+@pytest.mark.parametrize("name", [*FILES[3:], "client/0.jsonl", "client/1.jsonl"])
+def test_a_folder_where_a_file_should_be(synthetic: Builder, name: str) -> None:
+    directory = synthetic(seconds=20, requests_per_s=4).write()
+    (directory / name).unlink(missing_ok=True)
+    (directory / name).mkdir()
+    check(directory)
