@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from atom.cli import options as opt
 from atom.cli.gc_profile_watch import Observation, WorkFactory
 from atom.cli.load_choices import LOAD_DEFAULTS, random_load, server_choice
 from atom.cli.load_run import LoadRunner
+from atom.diag.attach_checks import AttachMethod
+from atom.diag.attach_target import server_process
 from atom.diag.server_under_test import PidTarget, UrlTarget
 from atom.recipes.command import recipe_from_command
 from atom.recipes.errors import UsageError
@@ -30,6 +34,9 @@ class Source(StrEnum):
     RUN_DIRS = "a run directory"
     PRINT_ENV = "--print-env"
 
+
+METHODS: Final[Mapping[str, AttachMethod]] = {"auto": "auto", "gdb": "gdb", "remote-exec": "remote_exec"}
+"""Values of --attach-method."""
 
 _STARTED: Final = frozenset({Source.COMMAND, Source.RECIPE})
 _MEASURED: Final = _STARTED | {Source.PID, Source.URL}
@@ -112,8 +119,10 @@ def check_combination(given: Mapping[str, Any], source: Source) -> None:
     if given["label"] is not None and (len(given["runs"] or []) > 1 or given["what_if"] is not None):
         raise UsageError("--label names one run, and there are several: their arms or directories name them")
     for name in ("recipe", "url", "model", "endpoint", "label"):
-        if given[name] == "":
+        if given[name] is not None and not given[name].strip():
             raise UsageError(f"--{name} must not be empty")
+    if given["attach_method"] not in METHODS:
+        raise UsageError(f"--attach-method must be {', '.join(METHODS)}; got {given['attach_method']!r}")
     if given["pid"] is not None and given["pid"] < 1:
         raise UsageError(f"--pid must be a process id, got {given['pid']}")
 
@@ -133,16 +142,30 @@ def profile_target(given: Mapping[str, Any], source: Source) -> tuple[Recipe | U
         extra_args=(given["foreign"] or []) if source is Source.RECIPE else [],
         ready_timeout_s=given["ready_timeout"],
     )
-    url = None if given["url"] is None else given["url"].rstrip("/").removesuffix("/v1")
+    url = None if given["url"] is None else _base_url(given["url"])
     if source is Source.RECIPE:
         return resolve_recipe(given["recipe"]), options
     if source is Source.COMMAND:
         return recipe_from_command(given["foreign"], base_url=url), options
     if source is Source.PID:
-        return PidTarget(pid=given["pid"], base_url=url, method=given["attach_method"]), options
+        pid, note = server_process(given["pid"])
+        if note is not None and not given["quiet"]:
+            print(note, file=sys.stderr)
+        return PidTarget(pid=pid, base_url=url, method=METHODS[given["attach_method"]]), options
     assert source is Source.URL
     assert url is not None
     return UrlTarget(base_url=url), options
+
+
+def _base_url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        port = parts.port if parts.port is not None else 80
+    except ValueError:
+        parts, port = urlsplit(""), 0
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port:
+        raise UsageError(f"--url must look like http://HOST:PORT, got {text!r}")
+    return text.rstrip("/").removesuffix("/v1")
 
 
 def work_factory(given: Mapping[str, Any], launch: LaunchOptions) -> WorkFactory:

@@ -25,6 +25,7 @@ from typing import Any, Final
 from atom.bench.rundir import JsonlWriter
 from atom.diag.attach_checks import AttachMethod, choose_method, obstacle, permission_hint
 from atom.diag.attach_gdb import GdbCall, blocked_in, gdb_path, queue_text, run_text_blocked
+from atom.diag.attach_target import refuse_own
 from atom.diag.attach_text import attach_text
 from atom.diag.elf_symbols import ElfError
 from atom.diag.gc_hook import ACTION_FILE, OWNER_FILE, STOP_FILE, check_action
@@ -80,13 +81,14 @@ def attach(
 
     One result per Python process of the tree. `action`: as in `gc_injection.hook_environment`; it starts when
     `gc-action-start` appears. Blocks for up to about 20 s where a process does not answer; each process stands still
-    for about 50 ms, twice that if its main thread is blocked. Raises UsageError if there is no such process, ValueError
-    for an unknown action.
+    for about 50 ms, twice that if its main thread is blocked. Raises UsageError if there is no such process, or it is
+    this one or an ancestor of it (their trees hold our own processes), ValueError for an unknown action.
     """
     if action is not None:
         action = check_action(action)
     if read_stat(pid) is None:
         raise UsageError(f"--pid {pid}: there is no such process")
+    refuse_own(pid)
     directory = directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
     for left_over in (STOP_FILE, ACTION_FILE):
@@ -123,8 +125,6 @@ def detach(directory: Path) -> list[int]:
 
 def _python_processes(pid: int, roles: Roles) -> Iterator[Attached | tuple[int, str, PythonRuntime]]:
     for one in (pid, *descendants(pid)):
-        if one == os.getpid():
-            continue
         role = roles.role_of(command_line(one))
         try:
             runtime = find_runtime(one)

@@ -41,6 +41,9 @@ def choose_method(
             f"{Path(runtime.path).name} does not export {', '.join(runtime.missing)}: "
             "a statically linked Python without them, or no CPython; start it with the hook (--print-env)"
         )
+    if not runtime.recent:
+        found = f"it is Python {theirs}" if runtime.version is not None else "its Python is older"
+        return None, f"{found}; the hook needs 3.8 or later, so nothing was put into it"
     return "gdb", ""
 
 

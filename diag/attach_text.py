@@ -1,4 +1,5 @@
 """The Python text that a running process is made to run, so that it installs the hook. ASCII, and it raises nothing.
+What a process is given parses in every Python: one of another version than was believed is left as it was.
 
 It runs between two bytecodes of the main thread, which may hold any lock: so it only starts a thread. It binds no
 name in `__main__`. The thread makes the hook's package from its source, unless the process has it already, and calls
@@ -20,7 +21,10 @@ _MODULES: Final = ("actions", "record", "passes", "tally", "forks", "hook", "pro
 
 _LAUNCH: Final = """\
 try:
-    __import__("_thread").start_new_thread(__import__("builtins").exec, ({body}, {{"__name__": "_atom_gc_attach"}}))
+    if __import__("sys").version_info >= (3, 8):
+        __import__("_thread").start_new_thread(
+            getattr(__import__("builtins"), "exec"), ({body}, {{"__name__": "_atom_gc_attach"}})
+        )
 except Exception:
     pass
 """

@@ -26,6 +26,8 @@ FUNCTIONS: Final = (
     "PyGILState_Ensure",
     "PyGILState_Release",
 )
+SINCE_3_8: Final = "Py_RunMain"
+"""Exported by every CPython from 3.8 on, the oldest that the hook runs in, and by none before."""
 _OPTIONS_WITH_VALUE: Final = "cmWX"
 
 
@@ -47,7 +49,9 @@ class PythonRuntime:
     functions: dict[str, int]
     """Addresses in the process of those of `FUNCTIONS` that the file exports."""
     version: tuple[int, int] | None
-    """Major, minor."""
+    """Major, minor, where that can be told."""
+    recent: bool = True
+    """3.8 or later: the hook can run in it."""
 
     @property
     def missing(self) -> list[str]:
@@ -84,11 +88,12 @@ def find_runtime(pid: int) -> PythonRuntime | None:
     exe = _exe(pid)
     libraries = [one for one in mapped if _LIBRARY.search(one.path)]
     for one in (*libraries, *(one for one in mapped if one.path == exe)):
-        functions = _functions(pid, one, (*FUNCTIONS, "Py_Version"))
+        functions = _functions(pid, one, (*FUNCTIONS, "Py_Version", SINCE_3_8))
         # A library of the stable ABI (libpython3.so) only forwards, and defines nothing.
         if "PyRun_SimpleString" in functions:
             version = _version(pid, functions.pop("Py_Version", None), (one.path, exe or ""))
-            return PythonRuntime(one.path, functions, version)
+            recent = functions.pop(SINCE_3_8, None) is not None and (version is None or version >= (3, 8))
+            return PythonRuntime(one.path, functions, version, recent)
     if libraries or _PYTHON_NAME.match(Path(exe or "").name):
         return PythonRuntime(libraries[0].path if libraries else exe or "", {}, None)
     return None

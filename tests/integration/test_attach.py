@@ -241,6 +241,10 @@ def test_what_cannot_be_attached_to_says_why(tmp_path: Path, start: Callable[...
     with pytest.raises(ValueError, match="threshold takes"):
         attach(os.getpid(), tmp_path, ROLES, action="threshold:0")
     process = start(ASKED)
+    with pytest.raises(UsageError, match="is this command itself"):
+        attach(os.getpid(), tmp_path, ROLES)
+    with pytest.raises(UsageError, match="this command itself was started from"):
+        attach(os.getppid(), tmp_path, ROLES)
     (result,) = attach(process.pid, tmp_path, ROLES, method="remote_exec")
     if sys.version_info < (3, 14):
         assert not result.ok
@@ -289,6 +293,10 @@ def test_the_method_is_chosen_by_what_both_sides_have(start: Callable[..., subpr
     static = type(runtime)("/opt/python", {}, None)
     method, why = choose_method("auto", static, own_version=ours, remote_exec=True, gdb=True)
     assert method is None
+    for version, found in (((2, 7), "it is Python 2.7"), (None, "its Python is older")):
+        old = type(runtime)(runtime.path, runtime.functions, version, recent=False)
+        too_old = choose_method("auto", old, own_version=ours, remote_exec=True, gdb=True)
+        assert too_old == (None, f"{found}; the hook needs 3.8 or later, so nothing was put into it")
     assert "does not export Py_IsInitialized" in why
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,13 @@ def test_no_durations(text: str) -> None:
         (["a", "b", "--label", "x"], ["--label"]),
         (["--pid", "0"], ["--pid"]),
         (["--url", ""], ["--url"]),
-        (["--url", "127.0.0.1:8000"], ["--base-url"]),
+        (["--url", "127.0.0.1:8000"], ["--url"]),
+        (["--url", "ftp://127.0.0.1:8000"], ["--url", "ftp"]),
+        (["--url", "http://127.0.0.1:99999"], ["--url", "99999"]),
+        (["--pid", str(os.getppid()), "--attach-method", "foo"], ["--attach-method", "foo"]),
+        (["--pid", str(os.getppid())], ["--pid", "this command itself was started from"]),
+        (["--pid", str(os.getpid())], ["--pid", "this command itself"]),
+        (["run", "--label", " "], ["--label"]),
         (["--recipe", "simulated", "--duration", "soon"], ["--duration"]),
         (["--recipe", "simulated", "--window", "0"], ["--window"]),
         (["--recipe", "simulated", "--fail-if", "gen2_shar>1%"], ["--fail-if", "gen2_share"]),
