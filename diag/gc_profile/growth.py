@@ -113,7 +113,8 @@ def _too_few(rule: _Rule, evidence: Evidence, seen: int, start_s: float) -> str:
     if not seen and (why := rule.unseen(evidence)):
         return why
     found = counted(seen, *rule.point) if seen else f"no {rule.point[0]}"
-    return f"{found} after the first {duration(start_s)} (warm-up), {rule.least} needed"
+    start = f"{start_s:.0f} s" if start_s >= 10 else duration(start_s)
+    return f"{found} after the first {start} (warm-up), {rule.least} needed"
 
 
 def _verdict(rule: _Rule, trend: Trend, per: str) -> tuple[GrowthVerdict, str]:
