@@ -225,7 +225,7 @@ def _complain(error: Exception) -> None:
 def print_environment(directory: Path | None) -> int:
     """`--print-env`: a run directory that is waiting for a hook's record, and how to bring the hook to a server."""
     place = RunPlace(directory, "gc-profile")
-    path = place.run_dir.path
+    path = place.run_dir.path.absolute()
     place.run_dir.write_run_json({"name": PREPARED, **provenance(command_line())})
     print(print_env(place.run_dir.server).rstrip())
     print("\n# While the server runs, also record it from outside, into the same directory:")

@@ -18,7 +18,7 @@ from atom.bench.rundir import JsonlFile
 from atom.diag.attach import ATTACH_FILE
 from atom.diag.gc_profile.model import HookedProcess
 from atom.diag.gc_records import GcProcess, read_gc_records
-from atom.diag.python_process import isolating_option
+from atom.diag.python_process import isolating_option, isolation_reason
 
 __all__ = ["hooked_processes"]
 
@@ -112,7 +112,7 @@ def _reason(seen: _Seen, failed: Mapping[int, str], attached: Mapping[int, str] 
     if seen.obstacle is not None:
         return seen.obstacle
     if option := isolating_option(seen.command.split()):
-        return f"started with {option}, which ignores " + ("site" if option == "-S" else "PYTHONPATH")
+        return isolation_reason(option)
     if seen.last_ns < end_ns and seen.last_ns - seen.first_ns < SHORT_S * 1e9:
         return f"ended within {SHORT_S} s, before the hook's first line"
     return "the hook wrote nothing: not loaded (environment or PYTHONPATH changed?), or it could not write"

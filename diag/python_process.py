@@ -14,7 +14,15 @@ from atom.diag.elf_symbols import ElfError, read_symbols
 from atom.diag.gc_hook import DIRECTORY_VARIABLE
 from atom.recipes.processes import arguments_of, read_environment
 
-__all__ = ["PythonRuntime", "find_runtime", "hook_obstacle", "is_python", "isolating_option", "libc_function"]
+__all__ = [
+    "PythonRuntime",
+    "find_runtime",
+    "hook_obstacle",
+    "is_python",
+    "isolating_option",
+    "isolation_reason",
+    "libc_function",
+]
 
 _PYTHON_NAME: Final = re.compile(r"(?:python|pypy)[0-9.t]*$")
 _LIBRARY: Final = re.compile(r"/libpython3?(?:\.\d+)?t?[^/]*\.so[^/]*$")
@@ -154,6 +162,12 @@ def isolating_option(arguments: Sequence[str]) -> str | None:
     return None
 
 
+def isolation_reason(option: str) -> str:
+    """What that means for the hook, and what works all the same."""
+    ignored = "site" if option == "-S" else "PYTHONPATH"
+    return f"started with {option}, which ignores {ignored}; attach to it instead (--pid)"
+
+
 def _options(arguments: Sequence[str]) -> Iterator[str]:
     """The one-letter options before the script or module."""
     words = iter(arguments[1:])
@@ -183,7 +197,7 @@ def hook_obstacle(pid: int, exe: str | None) -> str | None:
         return None
     arguments = arguments_of(pid)
     if option := isolating_option(arguments):
-        return f"started with {option}, which ignores " + ("site" if option == "-S" else "PYTHONPATH")
+        return isolation_reason(option)
     environment = read_environment(pid)
     if not arguments or (len(arguments) == 1 and not environment.get("PATH")):
         return None  # it is gone, or has a title now, which may be written over the environment

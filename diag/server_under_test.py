@@ -3,11 +3,13 @@ what a load gets to know of it (`ServerUnderTest`). Driving a session is `diag/s
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from atom.recipes.errors import RunError, ServerDiedError, UsageError
 from atom.recipes.health import probe_health
@@ -18,11 +20,14 @@ from atom.recipes.server import Server
 if TYPE_CHECKING:
     from atom.diag.attach_checks import AttachMethod
 
-__all__ = ["PidTarget", "ServerUnderTest", "UrlTarget", "death_notice", "watch"]
+__all__ = ["PidTarget", "ServerUnderTest", "UrlTarget", "death_notice", "refuse_absent", "watch"]
 
 DYING_S: Final = 10.0
 """What a server that fails its health check may take to end."""
 _POLL_S: Final = 0.2
+APPEARS_S: Final = 1.0
+"""How long a server that refuses connections is tried again: it may be about to listen."""
+_CONNECT_S: Final = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +114,23 @@ class ServerUnderTest:
             callbacks, self._on_death = self._on_death, []
         for callback in callbacks:
             callback()
+
+
+def refuse_absent(base_url: str) -> None:
+    """RunError if nobody takes connections at this URL."""
+    parts = urlsplit(base_url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    deadline = time.monotonic() + APPEARS_S
+    while True:
+        try:
+            socket.create_connection((parts.hostname or "", port), timeout=_CONNECT_S).close()
+        except OSError as error:
+            if not isinstance(error, ConnectionRefusedError) or time.monotonic() > deadline:
+                reason = (error.strerror or str(error) or type(error).__name__).lower()
+                raise RunError(f"no server at {base_url}: {reason}; nothing was measured") from None
+            time.sleep(_POLL_S)
+        else:
+            return
 
 
 def watch(under_test: ServerUnderTest, over: threading.Event) -> None:

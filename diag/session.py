@@ -26,7 +26,7 @@ from atom.diag.metrics_path import find_metrics, metrics_paths
 from atom.diag.redact import redact_arguments, redact_environment
 from atom.diag.server_figures import server_self_checks
 from atom.diag.server_info import server_info
-from atom.diag.server_under_test import PidTarget, ServerUnderTest, UrlTarget, death_notice, watch
+from atom.diag.server_under_test import PidTarget, ServerUnderTest, UrlTarget, death_notice, refuse_absent, watch
 from atom.recipes.errors import AtomError, UsageError
 from atom.recipes.known_servers import KNOWN_ROLES
 from atom.recipes.launcher import LaunchOptions, LaunchProgress, launch
@@ -103,7 +103,8 @@ class MeasuredSession:
         return result
 
     def _run(self, load: Callable[[ServerUnderTest], LoadOutcome], stack: contextlib.ExitStack) -> SessionResult:
-        self._hook = HookReport(self.run_dir, wanted=self.gc_hook, action=self.gc_action)
+        outside = isinstance(self.target, UrlTarget)
+        self._hook = HookReport(self.run_dir, wanted=self.gc_hook, action=self.gc_action, outside=outside)
         server = self._start(stack)
         capture = CaptureProcess(self._capture_config(server))
         captured: dict[str, Any] = {}
@@ -139,6 +140,8 @@ class MeasuredSession:
         if isinstance(self.target, Recipe):
             return self._launch(self.target, stack)
         under_test = _by_url(self.target) if isinstance(self.target, UrlTarget) else _by_pid(self.target)
+        if self.target.base_url is not None:
+            refuse_absent(self.target.base_url)
         tried = _locate_metrics(under_test, self.target.metrics)
         facts = {
             "base_url": under_test.address,

@@ -206,12 +206,14 @@ def test_a_server_by_its_url(tmp_path: Path) -> None:
 
 
 def test_a_server_that_was_given_the_printed_environment(tmp_path: Path) -> None:
-    """As in a container: started by hand with what --print-env prints, then also measured from outside."""
+    """As in a container: started by hand with what --print-env prints, then also measured from outside. Nothing about
+    its command line says what it is: the URL does."""
     printed = profile(tmp_path, "--print-env", "--output-dir", "run")
     assert printed.returncode == 0, printed.stderr
-    assert "--url http://HOST:PORT --output-dir run" in printed.stdout
+    assert f"--url http://HOST:PORT --output-dir {tmp_path}/run" in printed.stdout
+    assert f"atom gc-profile {tmp_path}/run" in printed.stdout
     exports = [line for line in printed.stdout.splitlines() if line.startswith("export ")]
-    options = [sys.executable, str(SERVER), "--truth", "truth", "--pause-ms", "5", "--looks-like", "vllm serve"]
+    options = [sys.executable, str(SERVER), "--truth", "truth", "--pause-ms", "5"]
     script = "\n".join([*exports, 'exec "$@"'])
     server = subprocess.Popen(
         ["bash", "-c", script, "server", *options], cwd=tmp_path, stdout=subprocess.PIPE, text=True
@@ -227,6 +229,7 @@ def test_a_server_that_was_given_the_printed_environment(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["gen2_passes"] > 3
+    assert [one["role"] for one in report["processes"] if one["hooked"]] == ["api"]
     assert report["metrics_p50_ms"] > 0
     again = profile(tmp_path, "--url", url, "--output-dir", "run")
     assert again.returncode == 2, "a run that was measured is not overwritten"

@@ -194,7 +194,7 @@ def test_a_hook_that_does_not_load_is_said(tmp_path: Path) -> None:
         roles=isolated.roles,
     )
     result = MeasuredSession(isolated, run_dir).run(lambda _: outcome(0))
-    why = "started with -I, which ignores PYTHONPATH"
+    why = "started with -I, which ignores PYTHONPATH; attach to it instead (--pid)"
     assert result.reasons == [f"the GC hook did not load in the API process ({why}): no GC figures"]
     assert run_dir.read_run_json()["validity"] == "valid"
 
@@ -230,6 +230,9 @@ def test_a_running_server_by_its_url(tmp_path: Path) -> None:
     assert figures["gen2_share"] is None
     assert figures["metrics_p50_ms"] is not None
     assert figures["rss_mb"] is not None
+    hook = run_dir.read_run_json()["gc_hook"]
+    assert hook["how"] == "outside"
+    assert [one["reason"] for one in hook["processes"]] == ["measured from outside: no hook"]
 
 
 def test_secrets_are_not_recorded(tmp_path: Path) -> None:

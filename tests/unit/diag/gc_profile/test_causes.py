@@ -150,7 +150,7 @@ def test_processes_without_the_hook_say_why(synthetic: Builder) -> None:
     profile = profile_run(directory)
     row = next(row for row in profile.processes if row.pid == 12)
     assert not row.hooked
-    assert row.reason == "started with -I, which ignores PYTHONPATH"
+    assert row.reason == "started with -I, which ignores PYTHONPATH; attach to it instead (--pid)"
     assert row.rss_mb == 1
     assert row.gen2_passes is None
 
