@@ -73,6 +73,7 @@ class Measurement:
                     options=launch,
                     gc_action=None if arm is None else arm.gc_action,
                     on_progress=on_launch,
+                    on_stopping=self._say,
                 )
                 result = session.run(
                     lambda server: work.run(server, run_dir), judge=lambda outcome: work.judge(run_dir, outcome)
@@ -92,6 +93,12 @@ class Measurement:
         if end.validity == Validity.NOT_VALID:
             self.not_valid += end.reasons
         return end
+
+    def _say(self, line: str) -> None:
+        if not self.quiet:
+            self.line.clear()
+            with contextlib.suppress(OSError):
+                print(line, file=sys.stderr, flush=True)
 
     def status(self, gates: ExitStatus) -> int:
         """The exit status of a measurement that was reported."""

@@ -71,6 +71,7 @@ class MeasuredSession:
         on_progress: Callable[[LaunchProgress], None] | None = None,
         on_log: Callable[[str], None] | None = None,
         on_start: Callable[[Server], None] | None = None,
+        on_stopping: Callable[[str], None] | None = None,
     ) -> None:
         self.target = target
         self.run_dir = run_dir
@@ -81,6 +82,7 @@ class MeasuredSession:
         self._on_progress = on_progress
         self._on_log = on_log
         self._on_start = on_start
+        self._on_stopping = on_stopping
         if gc_action is not None and not self.gc_hook:
             raise UsageError(f"the what-if action {gc_action!r} needs the GC hook, which is not in this server")
 
@@ -129,7 +131,7 @@ class MeasuredSession:
         death = death_notice(server, suspected=outcome.failed > 0)
         stack.close()  # takes the hook out where it was put in, ends the capture, then the server
         stop = server.server.stop() if server.server is not None else None
-        reasons = [*captured["reasons"], *_log_reasons(stop), *self._hook.conclude(server.listeners)]
+        reasons = [*captured["reasons"], *_stop_reasons(stop), *self._hook.conclude(server.listeners)]
         reasons += server_self_checks(self.run_dir.server)
         if death is not None:
             reasons.insert(0, death)
@@ -165,7 +167,7 @@ class MeasuredSession:
                 python_path=[hook_python_path(), *options.python_path],
             )
         server = stack.enter_context(
-            launch(recipe, options, on_progress=self._on_progress, on_log=self._on_log, on_start=self._on_start)
+            launch(recipe, options, on_progress=self._on_progress, on_log=self._on_log, on_start=self._started)
         )
         listeners = [pid for one in tree_listeners(server.processes()) if one.port == server.port for pid in one.pids]
         under_test = ServerUnderTest(
@@ -181,6 +183,11 @@ class MeasuredSession:
         facts |= {"metrics_url": under_test.metrics_url, "metrics_tried": tried, "listeners": listeners}
         self.run_dir.write_run_json({"recipe": _recipe_facts(recipe), "server": facts})
         return under_test
+
+    def _started(self, server: Server) -> None:
+        server.on_stopping = self._on_stopping
+        if self._on_start is not None:
+            self._on_start(server)
 
     def _attach(self, target: PidTarget, stack: contextlib.ExitStack) -> None:
         """Put the hook into the running processes, and see to it that it is taken out again."""
@@ -313,8 +320,11 @@ def _health_path(under_test: ServerUnderTest) -> str:
     return recipe.health.path if recipe is not None and recipe.health.port == "port" else "/health"
 
 
-def _log_reasons(stop: StopReport | None) -> list[str]:
-    return [f"server log incomplete: {stop.log_error}"] if stop is not None and stop.log_error else []
+def _stop_reasons(stop: StopReport | None) -> list[str]:
+    if stop is None:
+        return []
+    log = [f"server log incomplete: {stop.log_error}"] if stop.log_error else []
+    return [*log, *([stop.killed] if stop.killed else [])]
 
 
 def _recipe_facts(recipe: Recipe) -> dict[str, Any]:

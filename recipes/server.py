@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from atom.recipes.errors import RunError, ServerDiedError
+from atom.recipes.errors import ServerDiedError, UsageError
 from atom.recipes.hints import describe_status, failure_hint
 from atom.recipes.placeholders import Expansion
 from atom.recipes.processes import descendants, labelled_processes, read_stat, signal_process
@@ -33,6 +33,8 @@ __all__ = ["Server", "StopReport", "SupervisorLink"]
 
 _KEPT_LINES: Final = 200
 _SIGNAL_SLICE_S: Final = 0.25
+_MOMENT_S: Final = 1.0
+"""What stopping may take without a word."""
 _SUPERVISOR_EXTRA_S: Final = 20.0
 """What a supervisor may take for its sweep after the grace."""
 
@@ -48,6 +50,8 @@ class StopReport:
     seconds: float
     log_error: str | None
     """Why part of the log is missing (a full disk, say); None if it is complete."""
+    killed: str | None = None
+    """Why it had to be killed, in one line; None if it ended by itself."""
 
 
 class SupervisorLink:
@@ -218,7 +222,10 @@ class Server:
         self.started_ns = time.monotonic_ns()
         self.ready_ns: int | None = None
         self._link = link
+        self.on_stopping: Callable[[str], None] | None = None
+        """Gets a line when stopping takes more than a moment, and when it is cut short."""
         self._report: StopReport | None = None
+        self._told_to_kill = False
         self._stopping = threading.Lock()
 
     @property
@@ -298,33 +305,44 @@ class Server:
         return self._link.ended
 
     def raise_if_dead(self, *, ready: bool = True) -> None:
-        """Raise ServerDiedError (or RunError if it could not even be started) when the server is gone."""
+        """Raise ServerDiedError (or UsageError if there is no such program) when the server is gone."""
         if not self.dead:
             return
         events = self._link.events
         title = self.recipe.title
         if "exec_failed" in events:
             event = events["exec_failed"]
-            raise RunError(f"{title}: cannot run {event['argv0']!r}: {event['message']}")
+            raise UsageError(f"cannot run {event['argv0']!r}: {event['message']}")
         if "exited" in events:
-            self._raise_died("server" if ready else "server, while starting,", events["exited"])
+            if not ready and events["exited"]["status"] == 0:
+                self._raise_left(events["exited"])
+            self._raise_died("server", events["exited"], "" if ready else ", while it started")
         if "prepare_failed" in events:
             event = events["prepare_failed"]
             self._raise_died(f"command prepare[{event['index']}]", event)
         error = self._link.supervisor_error()
         raise ServerDiedError(f"the supervisor of {title} ended unexpectedly{': ' + error if error else ''}")
 
-    def _raise_died(self, what: str, event: dict[str, Any]) -> None:
+    def _raise_left(self, event: dict[str, Any]) -> None:
+        """It said that all was well, and there is no server."""
+        shown = "".join(f"\n    {line[:300]}" for line in event["tail"][-10:])
+        cause = (
+            f"{self.recipe.title} ended with exit status 0 before anything listened: a server that goes into the "
+            "background must be run in the foreground, or started by hand and attached to (--pid)"
+        )
+        raise ServerDiedError(cause + (f"; last lines of its log{self.log_note()}:{shown}" if shown else ""), 0)
+
+    def _raise_died(self, what: str, event: dict[str, Any], when: str = "") -> None:
         seconds = (time.monotonic_ns() - self.started_ns) / 1e9
         hint = failure_hint(event["status"], event["tail"])
         lines = event["tail"][-10:]
         shown = "".join(f"\n    {line[:300]}" for line in lines) if lines else " (it wrote nothing)"
         status = describe_status(event["status"])
         raise ServerDiedError(
-            f"{what} of {self.recipe.title} died with {status} after {seconds:.1f} s"
+            f"{what} of {self.recipe.title} died with {status} after {seconds:.1f} s{when}"
             f"{': ' + hint if hint else ''}; last lines of its log{self.log_note()}:{shown}",
             event["status"],
-            cause=_cause(what, status, hint, event["tail"]),
+            cause=_cause(what, status + when, hint, event["tail"]),
         )
 
     def stop(self, *, kill: bool = False) -> StopReport:
@@ -332,20 +350,53 @@ class Server:
         begun = time.monotonic()
         with self._stopping:
             if self._report is None:
+                was_running = not self._link.ended
+                self._told_to_kill |= kill
                 self._link.ask("kill" if kill else "stop")
-                self._link.finish()
+                self._finish()
                 done = self._link.events.get("done", {})
                 self._report = StopReport(
                     status=done.get("status"),
                     swept=done.get("swept", 0),
                     seconds=time.monotonic() - begun,
                     log_error=done.get("log_error"),
+                    killed=self._why_killed(done.get("status")) if was_running else None,
                 )
                 self._link.scratch.remove()
             return self._report
 
+    def _finish(self) -> None:
+        """Wait for the end; whoever is interrupted meanwhile wants it now, and gets it before the interrupt goes on."""
+        try:
+            if not self._link.wait(lambda: "done" in self._link.events or "closed" in self._link.events, _MOMENT_S):
+                left = max(self._link.grace_s - _MOMENT_S, 0.0)
+                self._say(f"waiting for the server to stop ({self._stop_signal} sent, SIGKILL after {left:.0f} s)")
+            self._link.finish()
+        except (KeyboardInterrupt, SystemExit):
+            self._say("interrupted again: killing the server")
+            self.kill_now()
+            self._link.finish()
+            self._link.scratch.remove()
+            raise
+
+    @property
+    def _stop_signal(self) -> str:
+        return signal.Signals(self.recipe.stop.signal).name
+
+    def _say(self, line: str) -> None:
+        if self.on_stopping is not None:
+            self.on_stopping(line)
+
+    def _why_killed(self, status: int | None) -> str | None:
+        if status != -signal.SIGKILL:
+            return None
+        if self._told_to_kill:
+            return "the server was killed without waiting for it to stop"
+        return f"the server did not stop within {self._link.grace_s:g} s of {self._stop_signal}: it was killed"
+
     def kill_now(self) -> None:
         """Cut a running `stop()` short (a second Ctrl-C)."""
+        self._told_to_kill = True
         self._link.ask("kill")
 
     def __enter__(self) -> Server:

@@ -127,6 +127,7 @@ def main() -> None:
     parser.add_argument("--slow-ms", type=float, default=40.0)
     parser.add_argument("--looks-like", help="for whoever tells processes by their command lines")
     parser.add_argument("--no-metrics", action="store_true")
+    parser.add_argument("--ignore-sigterm", action="store_true")
     options = parser.parse_args()
     gc.disable()
     Handler.options = options
@@ -139,7 +140,7 @@ def main() -> None:
             os.kill(child, signal.SIGKILL)
         STOP.append(True)
 
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if options.ignore_sigterm else end)
     if child == 0:
         threading.Thread(target=server.serve_forever, daemon=True).start()
     if (child or not options.elsewhere) and options.truth is not None:

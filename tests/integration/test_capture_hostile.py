@@ -114,7 +114,7 @@ def test_a_command_that_ends_before_it_listens(tmp_path: Path) -> None:
 
 
 def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="command `no-such-server`: cannot run 'no-such-server'"):
+    with pytest.raises(UsageError, match=r"^cannot run 'no-such-server': No such file"):
         MeasuredSession(recipe_from_command(["no-such-server"]), RunDirectory(tmp_path)).run(
             watch(RunDirectory(tmp_path))
         )

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -287,6 +288,48 @@ def test_a_command_that_cannot_start_is_one_line(tmp_path: Path) -> None:
     assert done.stdout == ""
     assert "exit status 7" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_command_that_does_not_exist_is_wrong_usage_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "atom-runs" / "before").mkdir(parents=True)
+    (tmp_path / "atom-runs" / "latest").symlink_to("before")
+    assert main(["gc-profile", "--", "no-such-server", "--port", "8123"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "error: cannot run 'no-such-server': No such file or directory"
+    assert sorted(path.name for path in (tmp_path / "atom-runs").iterdir()) == ["before", "latest"]
+    assert (tmp_path / "atom-runs" / "latest").readlink() == Path("before")
+
+
+def test_nobody_at_the_url_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    assert main(["gc-profile", "--url", url, "--duration", "5s", "--output-dir", "run"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"error: no server at {url}: connection refused; nothing was measured\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_second_ctrl_c_kills_a_server_that_does_not_stop(tmp_path: Path) -> None:
+    process = watching(tmp_path, *foreign("--ignore-sigterm"))
+    pid = RunDirectory.open(tmp_path / "run").read_run_json()["server"]["pid"]
+    assert process.stderr is not None
+    process.send_signal(signal.SIGINT)
+    lines: list[str] = []
+    while not lines or "SIGTERM sent, SIGKILL after 59 s" not in lines[-1]:
+        lines.append(process.stderr.readline())
+        assert lines[-1], lines
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130, errors
+    assert "interrupted again: killing the server" in errors
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_a_what_if_says_what_changed_and_a_kill_leaves_the_first_arm(tmp_path: Path) -> None:

@@ -89,13 +89,14 @@ def test_a_server_that_dies_at_start_is_noticed_at_once() -> None:
         launch(recipe("die-at-start"), LaunchOptions())
     message = str(caught.value)
     assert caught.value.server_status == 3
-    assert "exit status 3" in message
+    assert "stand-in died with exit status 3 after" in message
+    assert "s, while it started: " in message
     assert "the module warp_drive is missing" in message
     assert "No module named 'warp_drive'" in message.splitlines()[-1]
 
 
 def test_a_command_that_does_not_exist() -> None:
-    with pytest.raises(RunError, match="cannot run 'no-such-program': No such file"):
+    with pytest.raises(UsageError, match=r"^cannot run 'no-such-program': No such file"):
         launch(Recipe(name="x", source="test", command=("no-such-program",)), LaunchOptions())
 
 
@@ -130,12 +131,35 @@ def test_a_server_that_closes_its_port_is_still_stopped() -> None:
 
 
 def test_a_server_that_hangs_on_stop_is_killed_after_its_grace() -> None:
-    with launch(recipe("hang-on-stop", stop=Stop(grace_s=0.3)), LaunchOptions()) as server:
-        pass
+    said: list[str] = []
+    with launch(recipe("hang-on-stop", stop=Stop(grace_s=1.5)), LaunchOptions()) as server:
+        server.on_stopping = said.append
     report = server.stop()
+    assert said == ["waiting for the server to stop (SIGTERM sent, SIGKILL after 0 s)"]
+    assert report.killed == "the server did not stop within 1.5 s of SIGTERM: it was killed"
     assert report.status == -signal.SIGKILL
     assert report.swept == 1
     assert_nothing_left(server)
+
+
+def test_an_interrupt_while_it_stops_kills_it_first() -> None:
+    server = launch(recipe("hang-on-stop", stop=Stop(grace_s=3600.0)), LaunchOptions())
+
+    def interrupt(_line: str) -> None:
+        server.on_stopping = None
+        raise KeyboardInterrupt
+
+    server.on_stopping = interrupt
+    with pytest.raises(KeyboardInterrupt), server:
+        pass
+    assert_nothing_left(server)
+    assert listening_processes(server.port) is None
+
+
+def test_a_server_that_goes_into_the_background_is_told_not_to() -> None:
+    command = ("sh", "-c", "echo gone; exit 0")
+    with pytest.raises(ServerDiedError, match=r"ended with exit status 0 before .*foreground.*--pid.*\n    gone"):
+        launch(Recipe(name="x", source="test", command=command), LaunchOptions())
 
 
 def test_a_second_request_cuts_a_hanging_stop_short() -> None:
