@@ -82,7 +82,9 @@ class _Profile(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(cls=_Group, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
+app = typer.Typer(
+    cls=_Group, help=HELP, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]}
+)
 app.command("replay", epilog=REPLAY_EXAMPLES)(replay)
 
 
@@ -142,7 +144,10 @@ def gc_profile(
         str | None,
         typer.Option(
             metavar="ACTION",
-            help="Run a second server with freeze, disable or threshold:G0,G1,G2, under the same load.",
+            help=(
+                "Run a second server under the same load (--num-prompts) whose collectors do this once it begins: "
+                "freeze, freeze:SECONDS, disable or threshold:G0,G1,G2."
+            ),
             rich_help_panel=PROFILE,
         ),
     ] = None,

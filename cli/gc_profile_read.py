@@ -7,17 +7,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from atom.bench.rundir import RunDirectory
+from atom.bench.rundir import RunDirectory, Validity
 from atom.cli.gc_publish import ProfileOutput, make_profiles, publish_profiles
 from atom.diag.gc_profile.arms import RecordedRun, recorded_runs
 from atom.diag.gc_profile.model import Profile
-from atom.recipes.errors import UsageError
+from atom.recipes.errors import ExitStatus, UsageError
 
 __all__ = ["profile_directories"]
 
 
 def profile_directories(paths: Sequence[Path], label: str | None, output: ProfileOutput) -> int:
-    """The exit status: of the gates, since a run's own fate was told when it ran."""
+    """The exit status: 4 where a run is no valid evidence, whatever the gates say of it; else theirs."""
     runs: list[RecordedRun] = []
     for path in paths:
         found = recorded_runs(path)
@@ -27,7 +27,21 @@ def profile_directories(paths: Sequence[Path], label: str | None, output: Profil
         runs += [RecordedRun(run.path, label or _label(run, path if several else None)) for run in found]
     profiles, kept = _readable(runs, output)
     home = paths[0] if len(paths) == 1 else None
-    return publish_profiles(profiles, output, home=home, compare=_compared(paths, kept))
+    gates = publish_profiles(profiles, output, home=home, compare=_compared(paths, kept))
+    found_wanting = _no_evidence(paths, profiles)
+    if found_wanting and (output.quiet or output.owns_stdout):  # else the tables say so
+        print(f"not valid: {'; '.join(found_wanting)}", file=sys.stderr)
+    return ExitStatus.INVALID if found_wanting else gates
+
+
+def _no_evidence(paths: Sequence[Path], profiles: Sequence[Profile]) -> list[str]:
+    """The runs that are none, and what they are: the profiles, then directories whose other arms are missing."""
+    states = [(profile.label, profile.validity) for profile in profiles]
+    found = [(label, state) for label, state in states if state != Validity.VALID]
+    if not found:
+        whole = [(path.name, RunDirectory.open(path).read_run_json().get("validity")) for path in paths]
+        found = [(name, state) for name, state in whole if state != Validity.VALID]
+    return [f"{name} ({state or 'not sealed: it did not come to its end'})" for name, state in found]
 
 
 def _label(run: RecordedRun, parent: Path | None) -> str | None:

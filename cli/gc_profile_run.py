@@ -73,7 +73,7 @@ class Measurement:
                     options=launch,
                     gc_action=None if arm is None else arm.gc_action,
                     on_progress=on_launch,
-                    on_stopping=self._say,
+                    on_stopping=self.say,
                 )
                 result = session.run(
                     lambda server: work.run(server, run_dir), judge=lambda outcome: work.judge(run_dir, outcome)
@@ -94,7 +94,8 @@ class Measurement:
             self.not_valid += end.reasons
         return end
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """A line for whoever watches."""
         if not self.quiet:
             self.line.clear()
             with contextlib.suppress(OSError):
@@ -151,6 +152,8 @@ class ArmsRun:
     """What an arm will last, where that is known."""
     compare: str | None = None
     """What the second arm does: the tables then say what that changed."""
+    begun: int = field(default=0, init=False)
+    """How many arms were started."""
 
     def run(self) -> int:
         self.measurement.check()
@@ -166,10 +169,17 @@ class ArmsRun:
                 make_profiles(runs, self.output), self.output, home=run_dir.path, compare=self.compare
             )
 
-        return _reported(self.measurement, place, lambda: run_arms(self.arms, run_dir, facts, self._one), report)
+        def measure() -> None:
+            try:
+                run_arms(self.arms, run_dir, facts, self._one)
+            finally:
+                if left := [arm.label for arm in self.arms[self.begun :]]:
+                    self.measurement.say(f"arms not run: {', '.join(left)}")
+
+        return _reported(self.measurement, place, measure, report)
 
     def _one(self, arm: Arm, run_dir: RunDirectory) -> ArmEnd:
-        number = self.arms.index(arm) + 1
+        self.begun = number = self.arms.index(arm) + 1
         if not self.measurement.quiet:
             lasts = "" if self.arm_seconds is None else f", about {minutes(self.arm_seconds)}"
             with contextlib.suppress(OSError):

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from atom.bench.rundir import write_text
 from atom.cli.gc_tables import gate_table, profile_tables
-from atom.cli.outputs import describe_os_error, write_output
+from atom.cli.outputs import describe_os_error
 from atom.cli.publish import TableConsole, append_step_summary, write_or_print
 from atom.cli.render import Table, markdown, number, print_tables
 from atom.diag.gc_profile.arms import Change, RecordedRun, changes
@@ -48,7 +48,7 @@ class ProfileOutput:
     @property
     def owns_stdout(self) -> bool:
         """Whether standard output is for a format of its own, so that no table may go there."""
-        return "-" in (self.json, self.markdown)
+        return "-" in (self.json, self.markdown, str(self.junit))
 
 
 def make_profiles(runs: Sequence[RecordedRun], output: ProfileOutput) -> list[Profile]:
@@ -97,7 +97,7 @@ def publish_profiles(
     if output.markdown is not None:
         attempt(partial(write_or_print, output.markdown, written))
     if output.junit is not None:
-        attempt(partial(write_output, output.junit, profile_junit(profiles, results)))
+        attempt(partial(write_or_print, output.junit, profile_junit(profiles, results)))
     if output.step_summary is not None:
         append_step_summary(output.step_summary, written + "\n")
     attempt(lambda: _show(profiles, [*more, *place], output))

@@ -42,11 +42,17 @@ JsonOption = Annotated[
 MarkdownOption = Annotated[
     str | None,
     typer.Option(
-        "--markdown", metavar="PATH|-", help="Write the tables as Markdown; -: to stdout.", rich_help_panel=OUTPUT
+        "--markdown",
+        metavar="PATH|-",
+        help="Write the tables as Markdown; - or no value: only Markdown on stdout.",
+        rich_help_panel=OUTPUT,
     ),
 ]
 JunitOption = Annotated[
-    Path | None, typer.Option("--junit", metavar="PATH", help="Write checks as JUnit XML.", rich_help_panel=OUTPUT)
+    Path | None,
+    typer.Option(
+        "--junit", metavar="PATH|-", help="Write checks as JUnit XML; -: only XML on stdout.", rich_help_panel=OUTPUT
+    ),
 ]
 OutputDirOption = Annotated[
     Path | None,
@@ -115,7 +121,9 @@ def parse_duration(flag: str, text: str | None) -> float | None:
     seconds = sum(float(value) * _SECONDS[unit] for value, unit in parts)
     whole = "".join(value + unit for value, unit in parts) == text.strip()
     several = len(parts) > 1 and any(unit == "" for _, unit in parts)
-    if not whole or several or not 0 < seconds <= _MAX_DURATION_S:
+    if whole and not several and seconds > _MAX_DURATION_S:
+        raise UsageError(f"{flag} {text} is too long: it may be ten years at most ({_MAX_DURATION_S / 86400:.0f}d)")
+    if not whole or several or seconds <= 0:
         raise UsageError(f"{flag} must be a duration such as 90s, 10m or 1h30m, got {text!r}")
     return seconds
 
@@ -151,6 +159,8 @@ def check_outputs(json_path: str | None, markdown: str | None, junit: Path | Non
         *((f"--{name.replace('_', '-')}", path) for name, path in more.items()),
     ]
     for flag, path in outputs:
+        if flag == "--html" and str(path) == "-":
+            raise UsageError("--html -: a page is for a file; give it a path")
         check_writable(flag, path)
     check_distinct(outputs)
 

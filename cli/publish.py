@@ -43,7 +43,7 @@ class Output:
     @property
     def owns_stdout(self) -> bool:
         """Whether standard output is for a format of its own, so that no table may go there."""
-        return "-" in (*map(str, self.json), self.markdown)
+        return "-" in (*map(str, self.json), self.markdown, str(self.junit))
 
 
 def publish(run_dir: RunDirectory, summary: Mapping[str, Any], output: Output) -> None:

@@ -196,7 +196,7 @@ def run_arms(
     """Run each arm in a directory of its own and seal `run_dir` with what they are worth together.
 
     `facts` go into run.json before anything starts, with the arms that are planned. Whatever `run_one` raises ends the
-    run and is raised again after sealing.
+    run and is raised again after sealing; the reasons then name the arms that were not run.
     """
     run_dir.write_run_json({**facts, "arms": [arm.as_dict() for arm in arms]})
     ends: list[ArmEnd] = []
@@ -208,7 +208,8 @@ def run_arms(
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
         reason = "interrupted" if interrupted else str(error).partition("\n")[0] or type(error).__name__
-        run_dir.seal(Validity.INTERRUPTED if interrupted else Validity.FAILED, [f"{arm.label}: {reason}"])
+        validity = Validity.INTERRUPTED if interrupted else Validity.FAILED
+        run_dir.seal(validity, [f"{arm.label}: {reason}", *_not_run(arms, len(ends) + 1)])
         raise
     run_dir.seal(*_together(arms, ends))
     return ends
@@ -219,7 +220,12 @@ _WORST_LAST: Final = (Validity.VALID, Validity.NOT_VALID, Validity.INTERRUPTED, 
 
 def _together(arms: Sequence[Arm], ends: Sequence[ArmEnd]) -> tuple[Validity, list[str]]:
     reasons = [f"{arm.label}: {reason}" for arm, end in zip(arms, ends, strict=False) for reason in end.reasons]
-    return max((end.validity for end in ends), key=_WORST_LAST.index), reasons
+    return max((end.validity for end in ends), key=_WORST_LAST.index), [*reasons, *_not_run(arms, len(ends))]
+
+
+def _not_run(arms: Sequence[Arm], begun: int) -> list[str]:
+    left = [arm.label for arm in arms[begun:]]
+    return [f"arms not run: {', '.join(left)}"] if left else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import json
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -130,6 +131,8 @@ def main() -> None:
     parser.add_argument("--ignore-sigterm", action="store_true")
     options = parser.parse_args()
     gc.disable()
+    # A thread that waited out a collection would else take the GIL before the clock is read after it.
+    sys.setswitchinterval(1.0)
     Handler.options = options
     server = ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
     server.daemon_threads = True

@@ -61,6 +61,9 @@ def test_no_durations(text: str) -> None:
         (["--pid", str(os.getppid())], ["--pid", "this command itself was started from"]),
         (["--pid", str(os.getpid())], ["--pid", "this command itself"]),
         (["run", "--label", " "], ["--label"]),
+        (["--url", "http://127.0.0.1:1", "--duration", "99999999h"], ["--duration", "too long"]),
+        (["run", "--html", "-"], ["--html"]),
+        (["run", "--junit", "-", "--json", "-"], ["--junit", "--json", "standard output"]),
         (["--recipe", "simulated", "--duration", "soon"], ["--duration"]),
         (["--recipe", "simulated", "--window", "0"], ["--window"]),
         (["--recipe", "simulated", "--fail-if", "gen2_shar>1%"], ["--fail-if", "gen2_share"]),
@@ -100,6 +103,9 @@ def test_help_of_the_profile_is_the_commands(capsys: pytest.CaptureFixture[str])
     assert "atom gc-profile [OPTIONS]" in text
     assert "replay" in text
     assert "--what-if" in text
+    assert "freeze:SECONDS" in text
+    assert dispatch.main(["--help"]) == 0
+    assert "gc-profile  Say whether garbage collection is" in capsys.readouterr().out
     assert run("replay", "--help") == 0
     assert "atom gc-profile replay [OPTIONS]" in capsys.readouterr().out
 

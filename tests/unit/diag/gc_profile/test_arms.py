@@ -76,6 +76,7 @@ def test_an_arm_that_was_asked_to_end_ends_the_run(tmp_path: Path) -> None:
     end = ArmEnd(validity=Validity.INTERRUPTED, reasons=["interrupted"], stop=True)
     assert run_arms(select_arms(["clean", "both"]), parent, {}, lambda arm, run_dir: end) == [end]
     assert parent.read_run_json()["validity"] == "interrupted"
+    assert parent.read_run_json()["reasons"] == ["clean: interrupted", "arms not run: both"]
 
 
 @pytest.mark.parametrize(
@@ -90,11 +91,12 @@ def test_whatever_ends_an_arm_seals_the_run(tmp_path: Path, error: BaseException
         return VALID
 
     with pytest.raises(type(error)):
-        run_arms(select_arms(["clean", "both"]), parent, {}, one)
+        run_arms(select_arms(["clean", "both", "gauges", "retention"]), parent, {}, one)
     run = parent.read_run_json()
     assert run["validity"] == validity
     assert run["reasons"][0].startswith("both: ")
     assert "log" not in run["reasons"][0]
+    assert run["reasons"][1:] == ["arms not run: gauges, retention"]
 
 
 def test_finding_runs_in_directories_of_any_content(tmp_path: Path) -> None:
