@@ -353,7 +353,7 @@ class Server:
                 was_running = not self._link.ended
                 self._told_to_kill |= kill
                 self._link.ask("kill" if kill else "stop")
-                self._finish()
+                self._finish(quietly=not was_running)
                 done = self._link.events.get("done", {})
                 self._report = StopReport(
                     status=done.get("status"),
@@ -365,10 +365,11 @@ class Server:
                 self._link.scratch.remove()
             return self._report
 
-    def _finish(self) -> None:
+    def _finish(self, *, quietly: bool) -> None:
         """Wait for the end; whoever is interrupted meanwhile wants it now, and gets it before the interrupt goes on."""
         try:
-            if not self._link.wait(lambda: "done" in self._link.events or "closed" in self._link.events, _MOMENT_S):
+            soon = self._link.wait(lambda: bool(self._link.events.keys() & {"done", "closed"}), _MOMENT_S)
+            if not soon and not quietly:
                 left = max(self._link.grace_s - _MOMENT_S, 0.0)
                 self._say(f"waiting for the server to stop ({self._stop_signal} sent, SIGKILL after {left:.0f} s)")
             self._link.finish()

@@ -157,9 +157,18 @@ def test_an_interrupt_while_it_stops_kills_it_first() -> None:
 
 
 def test_a_server_that_goes_into_the_background_is_told_not_to() -> None:
-    command = ("sh", "-c", "echo gone; exit 0")
+    command = ("sh", "-c", "sleep 600 & echo gone; exit 0")
+    said: list[str] = []
+    servers: list[Server] = []
+
+    def started(server: Server) -> None:
+        server.on_stopping = said.append
+        servers.append(server)
+
     with pytest.raises(ServerDiedError, match=r"ended with exit status 0 before .*foreground.*--pid.*\n    gone"):
-        launch(Recipe(name="x", source="test", command=command), LaunchOptions())
+        launch(Recipe(name="x", source="test", command=command), LaunchOptions(), on_start=started)
+    assert said == []
+    assert_nothing_left(servers[0])
 
 
 def test_a_second_request_cuts_a_hanging_stop_short() -> None:

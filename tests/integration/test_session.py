@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,17 @@ def test_a_session_from_start_to_seal(tmp_path: Path) -> None:
     assert figures["running_requests_mean"].value == 5.0
     assert result.server.server is not None
     assert labelled_processes(result.server.server.label) == []
+
+
+def test_a_server_that_had_to_be_killed_is_said(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path)
+    deaf = replace(recipe("hang-on-stop"), stop=Stop(grace_s=1.3))
+    said: list[str] = []
+    result = MeasuredSession(deaf, run_dir, on_stopping=said.append).run(observe(run_dir, 1))
+    assert said == ["waiting for the server to stop (SIGTERM sent, SIGKILL after 0 s)"]
+    why = "the server did not stop within 1.3 s of SIGTERM: it was killed"
+    assert why in result.reasons
+    assert why in run_dir.read_run_json()["reasons"]
 
 
 @pytest.mark.parametrize("behaviour", ["metrics-404", "metrics-garbage", "metrics-endless"])
