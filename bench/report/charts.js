@@ -65,7 +65,7 @@ const Charts = (() => {
       text(root, X(v), height - M.b + 16, short(v), { "text-anchor": "middle" });
     }
     svg("line", { x1: M.l, x2: width - M.r, y1: height - M.b, y2: height - M.b, class: "axis" }, root);
-    text(root, width - M.r, height - 2, xLabel, { "text-anchor": "end" });
+    text(root, (M.l + width - M.r) / 2, height - 2, xLabel, { "text-anchor": "middle" });
     text(root, 0, M.t + 2, yLabel, { "text-anchor": "start" }).setAttribute("dy", "0");
     return { root, X, Y, x, y, width, height, base: height - M.b, top: M.t };
   };
@@ -132,7 +132,7 @@ const Charts = (() => {
   };
 
   // series: [{ name, points: [[x, y]], color, fill }]
-  const lines = (host, width, series, { x, xLabel = "s", unit, yMax, stems = false }) => {
+  const lines = (host, width, series, { x, xLabel = "time (s)", unit, yMax, stems = false }) => {
     const all = series.flatMap(s => s.points.map(p => p[1]));
     const area = frame(host, width, { x, y: [0, yMax ?? upTo(all)], xLabel, yLabel: "" });
     for (const s of series) {
@@ -158,7 +158,7 @@ const Charts = (() => {
   };
 
   // Points as small circles, crosses or bars: sets: [{ name, points: [[x, y]], color, cross, bar }]
-  const scatter = (host, width, sets, { x, xLabel = "s", unit, yMax, describe }) => {
+  const scatter = (host, width, sets, { x, xLabel = "time (s)", unit, yMax, describe }) => {
     const area = frame(host, width, { x, y: [0, yMax ?? upTo(sets.flatMap(s => s.points.map(p => p[1])))], xLabel, yLabel: "", height: 240 });
     for (const s of sets) for (const p of s.points) {
       if (p[1] === null) continue;

@@ -74,6 +74,8 @@ class Gate:
     operator: str
     limit: float | str
     """In the quantity's own unit; a verdict or yes/no is a word."""
+    given_limit: str
+    """As it was written, with its unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ def _parse(expression: str) -> Gate:
         limit = _word(expression, quantity, comparison, text)
     else:
         limit = _number(expression, quantity, known[quantity], text)
-    return Gate(expression.strip(), match["arm"], quantity, comparison, limit)
+    return Gate(expression.strip(), match["arm"], quantity, comparison, limit, " ".join(text.split()))
 
 
 def _word(expression: str, quantity: str, comparison: str, text: str) -> str:
@@ -224,13 +226,12 @@ def _check_arm(gate: Gate, labels: Sequence[str]) -> None:
 
 def _check(profile: Profile, gate: Gate) -> GateResult:
     value, why_not = _value(profile, gate)
-    shown = _shown(value, gate.quantity)
     if value is None:
-        return GateResult(gate.expression, profile.label, GateOutcome.UNANSWERED, None, shown, why_not)
+        return GateResult(gate.expression, profile.label, GateOutcome.UNANSWERED, None, "–", why_not)
+    shown = _shown(value, gate)
     holds = _OPERATORS[gate.operator](value, gate.limit)
     outcome = GateOutcome.FAILED if holds else GateOutcome.PASSED
-    limit = _shown(gate.limit, gate.quantity)
-    reason = f"{gate.quantity} is {shown}" + ("" if isinstance(value, str) else f", the limit {limit}")
+    reason = f"{gate.quantity} is {shown}" + ("" if isinstance(value, str) else f", the limit {gate.given_limit}")
     return GateResult(gate.expression, profile.label, outcome, value, shown, reason)
 
 
@@ -287,13 +288,19 @@ def _growth(profile: Profile, rest: str, gate: Gate) -> tuple[float | str | None
     return verdict, ""
 
 
-def _shown(value: float | str | None, quantity: str) -> str:
-    if value is None:
-        return "–"
+def _shown(value: float | str, gate: Gate) -> str:
     if isinstance(value, str):
         return value
-    unit = quantities()[quantity]
+    unit = quantities()[gate.quantity]
     if unit == "fraction":
-        return f"{100 * value:.4g}%"
+        return _percent(value, gate)
     number = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     return f"{number} {unit}" if unit else number
+
+
+def _percent(value: float, gate: Gate) -> str:
+    """As the tables have it, unless that would be on the other side of the limit: 1.004% is more than 1%."""
+    digits = 2 if 0 < abs(value) < 0.01 else 1
+    holds = _OPERATORS[gate.operator]
+    same = holds(float(f"{100 * value:.{digits}f}") / 100, gate.limit) == holds(value, gate.limit)
+    return f"{value:.{digits}%}" if same else f"{100 * value:.6g}%"

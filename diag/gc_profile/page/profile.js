@@ -37,11 +37,12 @@
   for (const arm of latencies) for (const p of [...arm.ttft_ms, ...arm.passes_ms]) most = Math.max(most, p[1]);
   for (const arm of latencies) {
     const sets = [
-      { name: "first token after", points: arm.ttft_ms, color: "var(--a)" },
-      { name: "gen-2 pass of", points: arm.passes_ms, color: "var(--bad)", bar: true },
+      { name: "time to first token", points: arm.ttft_ms, color: "var(--a)" },
+      { name: "gen-2 pause", points: arm.passes_ms, color: "var(--bad)", bar: true },
     ].filter(s => s.points.length);
     const what = [arm.ttft_ms.length ? "time to first token of each request by when it was sent" : null, arm.passes_ms.length ? "pause of each gen-2 pass" : "no gen-2 pass was seen"].filter(Boolean).join(", ");
-    const title = several ? `Pauses over latencies: ${arm.label}` : "Pauses over latencies";
+    const kind = arm.ttft_ms.length ? "Pauses over latencies" : "Pauses";
+    const title = several ? `${kind}: ${arm.label}` : kind;
     Charts.scatter(card(grid, title, `${what} (ms)`, { wide: true, legend: sets }), sets, { x: X, unit: "ms", yMax: most * 1.06 || 1 });
   }
 

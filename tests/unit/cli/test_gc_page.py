@@ -195,6 +195,9 @@ def test_page_in_a_browser(tmp_path: Path) -> None:
     command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
     assert "Pauses over latencies: clean" in shown
+    assert "</i>time to first token</span>" in shown
+    assert "</i>gen-2 pause</span>" in shown
+    assert "time (s)</text>" in shown
     assert shown.count("<svg viewBox") == 6, "two arms' latencies, then four charts with both"
     axes = re.findall(r"Pauses over latencies: \w+</h3>.*?(<text .*?)<circle", shown, re.DOTALL)
     ticks = [re.findall(r">([\d.k]+)</text>", axis) for axis in axes]

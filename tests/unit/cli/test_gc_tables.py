@@ -326,7 +326,7 @@ def test_gates_say_what_they_found_and_why_not() -> None:
     arms = [profile("a"), empty("b")]
     table = gate_table(check_gates(arms, parse_gates(["gen2_share>1%", "growth.rss_mb=grows"])))
     assert [list(row) for row in table.rows] == [
-        ["gen2_share>1%", "a", "18%", "FAILED"],
+        ["gen2_share>1%", "a", "18.0%", "FAILED"],
         ["gen2_share>1%", "b", "–", "no answer"],
         ["growth.rss_mb=grows", "a", "grows", "FAILED"],
         ["growth.rss_mb=grows", "b", "–", "no answer"],

@@ -107,7 +107,7 @@ def test_each_arm_is_checked_or_the_named_one() -> None:
     arms = [profile("a"), profile("b: x", totals=Totals(duration_s=1.0, gen2_share=0.0))]
     assert [r.outcome for r in check_gates(arms, parse_gates(["gen2_share>1%"]))] == [FAILED, PASSED]
     (named,) = check_gates(arms, parse_gates(["b: x:gen2_share>1%"]))
-    assert (named.arm, named.outcome, named.shown_value) == ("b: x", PASSED, "0%")
+    assert (named.arm, named.outcome, named.shown_value) == ("b: x", PASSED, "0.0%")
     with pytest.raises(UsageError, match="no arm is called 'c'; there is 'a', 'b: x'"):
         check_gates(arms, parse_gates(["c:gen2_share>1%"]))
     with pytest.raises(UsageError, match="no arm is called 'c'"):
@@ -207,3 +207,27 @@ def test_the_documented_gates_are_understood() -> None:
 
 def test_every_quantity_that_is_judged_can_be_asked_for() -> None:
     assert {rule.quantity for rule in growth_rules._RULES} == set(GROWTH_QUANTITIES)
+
+
+@pytest.mark.parametrize(
+    ("expression", "reason"),
+    [
+        ("rss_mb>1KB", "rss_mb is 21.5 MB, the limit 1KB"),
+        ("ttft_p99_ms>=0.5s", "ttft_p99_ms is 236 ms, the limit 0.5s"),
+        ("gen2_share > 1 %", "gen2_share is 1.004%, the limit 1 %"),
+        ("gen2_share>0.1", "gen2_share is 1.0%, the limit 0.1"),
+        ("metrics_series>4", "metrics_series is 5, the limit 4"),
+    ],
+)
+def test_the_limit_is_shown_as_it_was_given(expression: str, reason: str) -> None:
+    totals = Totals(duration_s=1.0, rss_mb=21.5, ttft_p99_ms=236.0, gen2_share=0.01004, metrics_series=5)
+    (result,) = check_gates([profile(totals=totals)], parse_gates([expression]))
+    assert result.reason == reason
+
+
+@given(st.floats(min_value=0, max_value=1), st.integers(0, 1000))
+def test_a_share_is_shown_on_its_side_of_the_limit(value: float, tenths: int) -> None:
+    (result,) = check_gates(
+        [profile(totals=Totals(duration_s=1.0, gen2_share=value))], parse_gates([f"gen2_share>={tenths / 10}%"])
+    )
+    assert abs(float(result.shown_value.rstrip("%")) - 100 * value) <= 0.051
