@@ -127,7 +127,7 @@ def refuse_absent(base_url: str) -> None:
         except OSError as error:
             if not isinstance(error, ConnectionRefusedError) or time.monotonic() > deadline:
                 reason = (error.strerror or str(error) or type(error).__name__).lower()
-                raise RunError(f"no server at {base_url}: {reason}; nothing was measured") from None
+                raise RunError(f"no server answers at {base_url}: {reason}; nothing was measured") from None
             time.sleep(_POLL_S)
         else:
             return

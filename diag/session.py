@@ -142,9 +142,12 @@ class MeasuredSession:
         if isinstance(self.target, Recipe):
             return self._launch(self.target, stack)
         under_test = _by_url(self.target) if isinstance(self.target, UrlTarget) else _by_pid(self.target)
-        if self.target.base_url is not None:
-            refuse_absent(self.target.base_url)
         tried = _locate_metrics(under_test, self.target.metrics)
+        if self.target.base_url is not None and tried and all(one["status"] is None for one in tried):
+            refuse_absent(self.target.base_url)  # only then: a connection that says nothing is a strange thing to get
+            if any(one["error"] == "connection refused" for one in tried):  # it has come up meanwhile
+                under_test.metrics_url = None
+                tried = _locate_metrics(under_test, self.target.metrics)
         facts = {
             "base_url": under_test.address,
             "metrics_url": under_test.metrics_url,

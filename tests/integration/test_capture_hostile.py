@@ -329,6 +329,6 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(RunError, match=rf"no server at {url}: connection refused; nothing was measured"):
+    with pytest.raises(RunError, match=rf"no server answers at {url}: connection refused; nothing was measured"):
         MeasuredSession(UrlTarget(base_url=url), run_dir).run(watch(run_dir))
     assert not list(run_dir.server.iterdir())

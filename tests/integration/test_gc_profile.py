@@ -339,7 +339,7 @@ def test_nobody_at_the_url_is_one_line(
     assert main(["gc-profile", "--url", url, "--duration", "5s", "--output-dir", "run"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == f"error: no server at {url}: connection refused; nothing was measured\n"
+    assert captured.err == f"error: no server answers at {url}: connection refused; nothing was measured\n"
     assert not (tmp_path / "run").exists()
 
 
