@@ -26,7 +26,9 @@ from atom.diag.server_captures import FloatArray
 __all__ = ["Findings", "costs", "family_growth", "few_passes", "find_causes"]
 
 COSTLY_SHARE: Final = 0.01
-"""Of the wall clock in passes, over the span or in the last window."""
+"""Of the wall clock in passes, over the span or in the last whole window."""
+LEAST_LATE: Final = 3
+"""Passes that began in that window: one or two are no state that the server has come to."""
 ATTRIBUTED: Final = 0.1
 """Of the slow events, that passes (renders) explain beyond chance."""
 LEAST_FOUND: Final = 10
@@ -38,6 +40,12 @@ LEAST_LEAK_KB: Final = 50.0
 SERIES_PER_REQUEST: Final = 0.01
 MOST_NAMED: Final = 3
 """Families."""
+LEAST_SHORT_GAIN: Final = 20
+SHORT_GAIN: Final = 0.5
+"""Where a run is too short for a trend: series that a family gained, and how many per request completed, in the first
+half of the requests as in the second. A family whose labels are all new at the first request stands still after it."""
+NOTED_RISE: Final = 1.05
+"""Of memory from the first window to the last, where no trend could be judged."""
 SLOW_SCRAPE_MS: Final = 10.0
 """Scrapes that take less hold up nobody, whatever they run on."""
 HELD_UP_TOKENS: Final = 0.2
@@ -74,6 +82,21 @@ class Findings:
     def is_flat(self, quantity: str) -> bool:
         return quantity in self.growth and self.growth[quantity].verdict is GrowthVerdict.FLAT
 
+    def not_judged(self, quantity: str) -> Growth | None:
+        growth = self.growth.get(quantity)
+        return growth if growth is not None and growth.verdict is GrowthVerdict.NOT_ENOUGH_DATA else None
+
+    @property
+    def late_share(self) -> float | None:
+        """The share of the last whole window (a shorter rest says little); None where that had next to no pass."""
+        whole = [one for one in self.windows if one.end_s - one.start_s >= 0.999 * self._window_s]
+        last = whole[-1] if len(whole) > 1 else None
+        return last.gen2_share if last is not None and (last.gen2_passes or 0) >= LEAST_LATE else None
+
+    @property
+    def _window_s(self) -> float:
+        return self.windows[0].end_s - self.windows[0].start_s if self.windows else 0.0
+
 
 def find_causes(findings: Findings) -> tuple[Cause, ...]:
     found = [_heap(findings), _series(findings), _renders(findings)]
@@ -84,9 +107,8 @@ def find_causes(findings: Findings) -> tuple[Cause, ...]:
 
 def costs(findings: Findings) -> list[str]:
     """What garbage collection costs in the API process, where that is much; empty if it is not."""
-    totals, last = findings.totals, findings.windows[-1] if findings.windows else None
     found = []
-    if max(totals.gen2_share or 0.0, (last.gen2_share if last else None) or 0.0) >= COSTLY_SHARE:
+    if max(findings.totals.gen2_share or 0.0, findings.late_share or 0.0) >= COSTLY_SHARE:
         found.append("share")
     for overlaps in findings.overlaps.values():
         passes = overlaps.passes
@@ -157,6 +179,8 @@ def _unexplained_kb(rss: Growth, series: Growth | None) -> float | None:
 
 # ---- metric series -----------------------------------------------------------------------------------------------
 
+_SERIES_ADVICE: Final = "drop the label that names a request, or switch the metric off; a series is never freed"
+
 
 def family_growth(evidence: Evidence, from_s: float) -> dict[str, tuple[int, int]]:
     """Metric family → series at `from_s` and at the end of the span, of those that grew; most growth first."""
@@ -177,10 +201,60 @@ def family_growth(evidence: Evidence, from_s: float) -> dict[str, tuple[int, int
     return dict(sorted(grown.items(), key=lambda item: item[1][0] - item[1][1]))
 
 
+def _short_culprits(evidence: Evidence) -> dict[str, tuple[int, float]]:
+    """Family → series gained, and gained per request completed, of those that gained about one with each request in
+    the first half of the requests and in the second; most first."""
+    scraped = [
+        (at, families)
+        for at, families in evidence.captures.scrapes.families
+        if evidence.start_ns <= at <= evidence.end_ns
+    ]
+    finished = evidence.finished(evidence.seconds([at for at, _ in scraped])) if len(scraped) > 2 else None
+    if finished is None:
+        return {}
+    middle = int(np.searchsorted(finished, (finished[0] + finished[-1]) / 2))
+    marks = sorted({0, min(max(middle, 1), len(scraped) - 2), len(scraped) - 1})
+    now: dict[str, int] = {}
+    seen: list[dict[str, int]] = []
+    for i, (_, families) in enumerate(scraped):
+        now |= families
+        if i in marks:
+            seen.append(dict(now))
+    requests = np.diff(finished[marks])
+    if not np.all(requests > 0):
+        return {}
+    culprits = {}
+    for name, last in now.items():
+        counts = np.array([one.get(name, 0) for one in seen])
+        gained = int(last - counts[0])
+        if gained >= LEAST_SHORT_GAIN and np.all(np.diff(counts) >= SHORT_GAIN * requests):
+            culprits[name] = (gained, gained / float(requests.sum()))
+    return dict(sorted(culprits.items(), key=lambda item: -item[1][0]))
+
+
+def _series_in_short(findings: Findings) -> Cause | None:
+    """The same where the run is too short for a trend: only families that gain about one series with each request."""
+    culprits = _short_culprits(findings.evidence)
+    if not culprits:
+        return None
+    named = joined(
+        [f"{name} (+{gained:,}, {each:.2g} per request)" for name, (gained, each) in culprits.items()][:MOST_NAMED]
+    )
+    statement = f"metric series are added with each request, by {named}, in a run too short for a trend"
+    if findings.totals.metrics_series is not None:
+        statement += f"; {findings.totals.metrics_series:,} series at the end"
+    return Cause(
+        kind=CauseKind.SERIES_PER_REQUEST,
+        statement=statement,
+        evidence={"families": {name: each for name, (_, each) in culprits.items()}},
+        advice=_SERIES_ADVICE,
+    )
+
+
 def _series(findings: Findings) -> Cause | None:
     growth = findings.grows("metrics_series")
     if growth is None or growth.slope is None:
-        return None
+        return _series_in_short(findings) if findings.not_judged("metrics_series") else None
     scrapes = findings.evidence.captures.scrapes
     start_s = warm_up_s(findings.evidence.duration_s)
     families = family_growth(findings.evidence, start_s)
@@ -209,7 +283,7 @@ def _series(findings: Findings) -> Cause | None:
         kind=CauseKind.SERIES_PER_REQUEST,
         statement=statement,
         evidence={"series_per": growth.per, "series_slope": growth.slope, "families": culprits or families},
-        advice="drop the label that names a request, or switch the metric off; a series is never freed",
+        advice=_SERIES_ADVICE,
     )
 
 
@@ -297,15 +371,14 @@ def _in_a_pass(evidence: Evidence, sent_s: FloatArray, latency_ms: FloatArray) -
 
 
 def _allocation(findings: Findings, others: Sequence[Cause]) -> Cause | None:
-    """Passes cost although nothing grows."""
+    """Passes cost although nothing grows, as far as that could be judged."""
     passes, totals = findings.evidence.passes, findings.totals
     if passes is None or not costs(findings) or not totals.gen2_passes:
         return None
     makers = {CauseKind.HEAP_GROWS, CauseKind.SERIES_PER_REQUEST}
     if any(cause.kind in makers for cause in others) or findings.grows("gen2_pause_ms"):
         return None
-    flat = findings.is_flat("rss_mb") and findings.is_flat("metrics_series")
-    growing = "memory and metric series do not grow" if flat else "no growth of memory or metric series was seen"
+    growing, judged = _what_grows(findings)
     process = passes.process
     collected = sum(one.collected for one in process.passes) / max(len(process.passes), 1)
     thresholds = ", ".join(map(str, process.last_thresholds))
@@ -318,15 +391,38 @@ def _allocation(findings: Findings, others: Sequence[Cause]) -> Cause | None:
     limits = f"thresholds {thresholds}, {frozen}" if thresholds else frozen
     return Cause(
         kind=CauseKind.ALLOCATION_PATTERN,
-        statement=f"{growing}, yet in {duration(totals.duration_s)} {ran}; {limits}",
+        statement=f"{growing} in {duration(totals.duration_s)} {ran}; {limits}",
         evidence={
             "passes_per_s": totals.gen2_passes / totals.duration_s,
             "collected_per_pass": collected,
             "thresholds": list(process.last_thresholds),
             "frozen": process.frozen,
         },
-        advice="look for explicit gc.collect(); gc.freeze() after start, or higher thresholds, which --what-if tries",
+        advice=f"{'' if judged else 'measure for longer, to see what grows; '}look for explicit gc.collect(); "
+        "gc.freeze() after start, or higher thresholds, which --what-if tries",
     )
+
+
+def _what_grows(findings: Findings) -> tuple[str, bool]:
+    """The beginning of the sentence, and whether everything was judged. What was not is not said to stand still."""
+    names = {"rss_mb": "memory", "metrics_series": "metric series"}
+    unknown = {names[key]: growth for key in names if (growth := findings.not_judged(key)) is not None}
+    grown = [names[key] for key in names if findings.grows(key)]
+    flat = [name for name in names.values() if name not in (*unknown, *grown)]
+    said = []
+    if flat:
+        said.append(f"{joined(flat)} {'do' if flat[-1] == names['metrics_series'] else 'does'} not grow")
+    if grown:
+        said.append(f"{joined(grown)} grow, which does not explain it")
+    if unknown:
+        reasons = "; ".join(dict.fromkeys(growth.reason for growth in unknown.values()))
+        said.append(
+            f"whether {joined([*unknown])} {'grow' if 'metric series' in unknown else 'grows'} is not known ({reasons})"
+        )
+    seen = [window.rss_mb for window in findings.windows if window.rss_mb is not None]
+    if "memory" in unknown and len(seen) > 1 and seen[-1] >= NOTED_RISE * seen[0]:
+        said.append(f"API RSS was {figure(seen[0])} MB in the first window and {figure(seen[-1])} MB in the last")
+    return f"{', '.join(said)}{';' if unknown else ', yet'}", not unknown
 
 
 # ---- words -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Is garbage collection the problem? One or two sentences with their numbers, and yes, no, or not known.
 
-Yes: passes take 1% of the wall clock (over the span, in its last window, or in another process of the server), or
+Yes: passes take 1% of the wall clock (over the span, in its last whole window, or in another process of the server), or
 explain a tenth of the slow tokens beyond chance, or get longer with every request. No: they were watched, and none of
 that. What fewer pauses would do to throughput is not answered here: stalls also batch requests.
 """
@@ -67,7 +67,11 @@ def _spent(findings: Findings, words: PassWords, api_processes: int) -> str:
     if totals.gen2_max_pause_ms is not None and passes > 1:
         text += f", the longest {figure(totals.gen2_max_pause_ms)} ms"
     seen = [window.gen2_share for window in windows if window.gen2_share is not None]
-    if len(seen) > 1 and (findings.grows("gen2_share") is not None or totals.gen2_share < COSTLY_SHARE <= seen[-1]):
+    late = findings.late_share or 0.0
+    if len(seen) > 1 and totals.gen2_share < COSTLY_SHARE <= late:
+        whole = "" if late == seen[-1] else " whole one"
+        text += f", from {per_cent(seen[0])} in the first window to {per_cent(late)} in the last{whole}"
+    elif len(seen) > 1 and findings.grows("gen2_share") is not None:
         text += f", from {per_cent(seen[0])} in the first window to {per_cent(seen[-1])} in the last"
     pause = findings.grows("gen2_pause_ms")
     if pause is not None and pause.first is not None and pause.last is not None:

@@ -23,8 +23,8 @@ from atom.recipes.errors import UsageError
 __all__ = ["default_window_s", "totals", "windows"]
 
 MOST_WINDOWS: Final = 1000
-SLIVER: Final = 0.25
-"""A last window shorter than this share of the others is joined to the one before."""
+REST: Final = 0.5
+"""A last window shorter than this share of the others is joined to the one before, whoever chose their length."""
 _READABLE_S: Final = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600, 7200, 14400, 43200, 86400)
 
 
@@ -44,7 +44,7 @@ def edges_s(duration_s: float, window_s: float) -> list[float]:
             f"--window {window_s:g}s would cut {duration_s:.0f} s into {count:.0f} windows; at most {MOST_WINDOWS}"
         )
     borders = [i * window_s for i in range(math.ceil(count - 1e-9))]
-    if len(borders) > 1 and duration_s - borders[-1] < SLIVER * window_s:
+    if len(borders) > 1 and duration_s - borders[-1] < REST * window_s:
         borders.pop()
     return [*borders, duration_s]
 

@@ -156,6 +156,59 @@ def test_processes_without_the_hook_say_why(synthetic: Builder) -> None:
 
 
 def test_a_share_that_is_much_only_at_the_end_is_told_from_the_last_window(synthetic: Builder) -> None:
-    profile = profile_run(synthetic(passes=[(110, 0.5)]).write(), window_s=30)
+    profile = profile_run(synthetic(passes=[(110, 0.2), (112, 0.2), (114, 0.1)]).write(), window_s=30)
     assert profile.is_problem is True
     assert "from 0% in the first window to 1.7% in the last" in profile.verdict
+
+
+SHORT: dict[str, Any] = {"seconds": 19, "passes": [(1 + 2.0 * i, 0.05) for i in range(9)]}
+
+
+def test_a_short_run_does_not_say_that_nothing_grows(synthetic: Builder) -> None:
+    profile = profile_run(synthetic(rss_mb=lambda t: 101 + t, **SHORT).write())
+    assert kinds(profile) == {CauseKind.ALLOCATION_PATTERN}
+    said = f"{profile.causes[0].statement} {profile.causes[0].advice}"
+    assert "not grow" not in said
+    assert "no growth" not in said
+    assert "whether memory and metric series grow is not known (12 samples after" in said
+    assert "API RSS was 1" in said
+    assert "measure for longer" in said
+
+
+def test_a_series_per_request_is_named_in_a_short_run(synthetic: Builder) -> None:
+    profile = profile_run(synthetic(families=FAMILIES, **SHORT).write())
+    assert kinds(profile) == {CauseKind.SERIES_PER_REQUEST}
+    assert "prefill_context (+1" in profile.causes[0].statement
+    assert "1 per request" in profile.causes[0].statement
+
+
+def test_labels_that_are_new_at_the_first_request_are_no_series_per_request(synthetic: Builder) -> None:
+    families = {"latency_bucket": lambda t: 300 if t > 1 else 0, "rare": lambda t: t}
+    assert CauseKind.SERIES_PER_REQUEST not in kinds(profile_run(synthetic(families=families, **SHORT).write()))
+
+
+def test_series_that_nobody_saw_are_not_said_to_stand_still(synthetic: Builder) -> None:
+    directory = synthetic(passes=LONGER_PASSES).write()
+    path = directory / "server/metrics-api.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    failed = [{"sent_ns": line["sent_ns"], "latency_ns": None, "error": "HTTP 404"} for line in lines]
+    path.write_text("".join(json.dumps(line) + "\n" for line in failed))
+    profile = profile_run(directory)
+    assert profile.causes
+    assert not any("no metric series" in cause.statement for cause in profile.causes)
+
+
+def test_a_pass_in_a_short_rest_is_no_problem(synthetic: Builder) -> None:
+    for seconds in (18.65, 19.2):
+        run = synthetic(f"run{seconds}", seconds=seconds, passes=[(18.3, 0.02)])
+        profile = profile_run(run.write(), window_s=2)
+        assert profile.is_problem is False
+        assert profile.windows[-1].end_s - profile.windows[-1].start_s >= 1
+
+
+def test_two_passes_in_the_last_window_are_no_problem_and_a_row_of_them_is(synthetic: Builder) -> None:
+    few = profile_run(synthetic("few", passes=[(105, 0.2), (115, 0.2)]).write(), window_s=20)
+    assert few.is_problem is False
+    many = profile_run(synthetic("many", passes=[(101 + 2 * i, 0.1) for i in range(8)]).write(), window_s=20)
+    assert many.is_problem is True
+    assert "to 4.0% in the last" in many.verdict

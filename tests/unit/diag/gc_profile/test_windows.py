@@ -59,6 +59,7 @@ def test_borders() -> None:
     assert edges_s(120, 60) == [0, 60, 120]
     assert edges_s(130, 60) == [0, 60, 130]  # 10 s are no window of their own
     assert edges_s(150, 60) == [0, 60, 120, 150]
+    assert edges_s(18.65, 2)[-2:] == [16, 18.65]  # nor is a rest of 0.65 s where 2 s were asked for
     assert edges_s(10, 60) == [0, 10]
     with pytest.raises(UsageError, match="--window"):
         edges_s(1e6, 0.1)
