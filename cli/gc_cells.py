@@ -20,6 +20,7 @@ __all__ = [
     "gathered",
     "latency",
     "name_arms",
+    "not_shown",
     "pause",
     "rate",
     "share",
@@ -82,25 +83,34 @@ def gathered(pairs: Iterable[tuple[str, T]]) -> list[tuple[str, list[T]]]:
 
 def fitted(table: Table, width: int | None, least: Sequence[str]) -> Table:
     """The table without as many of the columns headed `least` as it takes to fit; the first goes first, and a note
-    says which went. None of its groups may be among them."""
+    says which went. None of its groups may be among them. Where that is not enough it stays whole: it will not be
+    drawn as columns."""
     gone: list[str] = []
     for header in least:
-        if width is None or table_width(table) <= width:
+        if width is None or table_width(_without(table, gone)) <= width:
             break
-        if header not in table.columns:
-            continue
-        index = list(table.columns).index(header)
-        kept = [i for i in range(len(table.columns)) if i != index]
-        table = replace(
-            table,
-            columns=[table.columns[i] for i in kept],
-            rows=[[row[i] for i in kept] for row in table.rows],
-            text_columns=[i - (i > index) for i in table.text_columns if i != index],
-        )
-        gone.append(" ".join(header.split()))
-    if not gone:
+        gone += [header] if header in table.columns else []
+    if not gone or width is None or table_width(_without(table, gone)) > width:
         return table
-    return replace(table, notes=[*table.notes, f"not shown, too wide for this terminal: {', '.join(gone)}"])
+    for header in reversed(gone):  # a narrow one may fit where a wide one went
+        fewer = [one for one in gone if one != header]
+        if table_width(_without(table, fewer)) <= width:
+            gone = fewer
+    return replace(_without(table, gone), notes=[*table.notes, not_shown(gone)])
+
+
+def not_shown(headers: Iterable[str]) -> str:
+    return f"not shown, too wide for this terminal: {', '.join(' '.join(header.split()) for header in headers)}"
+
+
+def _without(table: Table, headers: Sequence[str]) -> Table:
+    kept = [index for index, column in enumerate(table.columns) if column not in headers]
+    return replace(
+        table,
+        columns=[table.columns[index] for index in kept],
+        rows=[[row[index] for index in kept] for row in table.rows],
+        text_columns=[at for at, index in enumerate(kept) if index in table.text_columns],
+    )
 
 
 def two_lines(header: str) -> str:

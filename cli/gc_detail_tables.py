@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
+
+from rich.cells import cell_len
 
 from atom.cli.gc_cells import NONE, Arm, cut, fitted, gathered, latency, pause, share, titled, two_lines
 from atom.cli.render import Table, count, number, table_width
@@ -17,7 +20,10 @@ __all__ = ["attribution_tables", "growth_tables", "process_table", "short_comman
 
 _LONGEST_COMMAND: Final = 44
 _SHORTEST_COMMAND: Final = 20
-_LEAST_OF_PROCESSES: Final = ("\npython", "\nfrozen", "\nthresholds", "gen-2\nshare", "\nwhat-if", "\ncollector")
+_LEAST_OF_PROCESSES: Final = (
+    *("\npython", "\nfrozen", "\nthresholds", "gen-2\nshare", "\nwhat-if", "\ncollector"),
+    *("\ncommand", "gen-2\ntime (s)", "gen-2\npasses", "RSS\n(MB)"),
+)
 _MOST_FAMILIES: Final = 5
 _MOST_PIDS: Final = 6
 
@@ -29,12 +35,15 @@ def growth_tables(arms: Sequence[Arm], width: int | None) -> list[Table]:
     """One table; where that is too wide, one per arm, and what could not be told in the notes alone."""
     if not any(arm.profile.growth for arm in arms):
         return []
-    table = _growth_table(arms)
+    told = any(_is_told(growth) for arm in arms for growth in arm.profile.growth.values())
+    table = _growth_table(arms, only_told=not told)
     if width is None or table_width(table) <= width:
         return [table]
     if len(arms) > 1:
         return [table for arm in arms for table in growth_tables([arm], width)]
-    return [_growth_table(arms, only_told=True)]
+    table = _growth_table(arms, only_told=True)
+    slope = [column for column in table.columns if "slope" in column]
+    return [fitted(table, width, ("\nper", "\ninterval", *slope))]
 
 
 def _growth_table(arms: Sequence[Arm], *, only_told: bool = False) -> Table:
@@ -49,7 +58,7 @@ def _growth_table(arms: Sequence[Arm], *, only_told: bool = False) -> Table:
             growth = arm.profile.growth.get(quantity)
             if growth is None:
                 continue
-            if growth.verdict != GrowthVerdict.NOT_ENOUGH_DATA or not (only_told and growth.reason):
+            if _is_told(growth) or not only_told:
                 named = "" if _with_unit(growth) == label else (label := _with_unit(growth))
                 head = [named, arm.name] if several else [named]
                 rows.append([*head, *_growth_cells(growth), *([one_line(growth.per)] if per is None else [])])
@@ -58,13 +67,18 @@ def _growth_table(arms: Sequence[Arm], *, only_told: bool = False) -> Table:
                 reasons.setdefault(growth.verdict, []).append((one_line(growth.reason), who))
     slope = f"slope per\n{per}" if per is not None else "\nslope"
     columns = ["\nquantity", *(["\narm"] if several else []), "\nverdict", slope, "\ninterval", "\nfirst → last"]
-    notes = _levels(arms)
+    notes = _levels(arms) if rows else []
     for verdict, why_and_who in sorted(reasons.items()):
         notes += [f"{verdict}: {', '.join(who)}: {why}" for why, who in gathered(why_and_who)]
     notes += [note for arm in arms for note in (*_few_passes(arm, several), *_families(arm, several))]
     text_columns = (1, 2) if several else (1,)
     columns += ["\nper"] if per is None else []
-    return Table(titled("growth", arms), columns, rows, notes, text_columns=text_columns)
+    return Table(titled("growth", arms), columns if rows else (), rows, notes, text_columns=text_columns)
+
+
+def _is_told(growth: Growth) -> bool:
+    """In a row rather than by a note: what a note says of the others is why there is nothing to tell."""
+    return growth.verdict != GrowthVerdict.NOT_ENOUGH_DATA or not growth.reason
 
 
 def _needs_its_reason(growth: Growth) -> bool:
@@ -160,7 +174,7 @@ def attribution_tables(arms: Sequence[Arm], width: int | None) -> list[Table]:
         ]
         columns = ("\nslow", "API process\nwas in", "\nfound", "\nshare", "by\nchance", "\nlift", "excess\n(s)")
         table = Table(title, columns, rows, notes, lead=lead, text_columns=(1,))
-        tables.append(fitted(table, width, ("excess\n(s)", "\nshare")))
+        tables.append(fitted(table, width, ("excess\n(s)", "\nshare", "by\nchance", "\nlift")))
     return tables
 
 
@@ -227,10 +241,11 @@ def process_table(arms: Sequence[Arm], width: int | None) -> Table:
     notes += [f"in every hooked process: {', '.join(common)}"] if common else []
     headers = [*(["\narm"] if several else []), "\npid", "\nrole", "\ncommand", "\nhook"]
     headers += [two_lines(header) for header, _, _ in used]
+    least = None if width is None else _SHORTEST_COMMAND
     rows = [
         [
             *([arm.name] if several else []),
-            *(str(p.pid), one_line(p.role, limit=24), "", "yes" if p.hooked else "NO"),
+            *(str(p.pid), one_line(p.role, limit=24), short_command(p.command, least), "yes" if p.hooked else "NO"),
             *(cell(p) for _, cell, _ in used),
         ]
         for arm, p in listed
@@ -238,11 +253,14 @@ def process_table(arms: Sequence[Arm], width: int | None) -> Table:
     command = 2 + several
     text = [command - 1, command, command + 1]
     text += [command + 2 + i for i, (header, _, _) in enumerate(used) if header in ("collector", "python", "what-if")]
-    table = Table(title, headers, rows, [*notes, *_not_hooked(listed, several)], text_columns=text)
-    room = _LONGEST_COMMAND
-    if width is not None:
-        table = fitted(table, width - _SHORTEST_COMMAND + len("command"), _LEAST_OF_PROCESSES)
-        room = max(_SHORTEST_COMMAND, min(room, width - table_width(table) + len("command")))
+    whole = Table(title, headers, rows, [*notes, *_not_hooked(listed, several)], text_columns=text)
+    table = fitted(whole, width, _LEAST_OF_PROCESSES)
+    if width is None or "\ncommand" not in table.columns:
+        return table
+    room: int | None = None  # where each cell has a line of its own
+    if table_width(table) <= width:
+        taken = max(cell_len(row[command]) for row in table.rows)
+        room = min(_LONGEST_COMMAND, width - table_width(table) + max(taken, len("command")))
     filled = [
         [*row[:command], short_command(process.command, room), *row[command + 1 :]]
         for row, (_, process) in zip(table.rows, listed, strict=True)
@@ -287,10 +305,16 @@ def _some(names: Sequence[str]) -> str:
     return "pid " + ", ".join(names[:_MOST_PIDS]) + more
 
 
-def short_command(command: str, room: int) -> str:
-    """Programs and scripts without their folders, cut to `room` cells: `python3 vllm serve Qwen/Qwen3-8B --po…`."""
-    words = one_line(command, limit=400).split()
+def short_command(command: str, room: int | None) -> str:
+    """Programs and scripts without their folders, cut to `room` cells: `python3 vllm serve Qwen/Qwen3-8B --po…`. No
+    number is cut."""
+    words = one_line(command, limit=4000).split()
     for index, word in enumerate(words[:2]):
         if word.startswith("/"):
             words[index] = word.rstrip("/").rpartition("/")[2]
-    return cut(" ".join(words), room)
+    text = " ".join(words)
+    if room is None or cell_len(text) <= room:
+        return text
+    kept = cut(text, room).removesuffix("…")
+    within = kept[-1:].isdigit() and re.match(r"[.,]?\d", text[len(kept) :])
+    return (re.sub(r"\d[\d.,]*$", "", kept) if within else kept).rstrip() + "…"

@@ -19,6 +19,7 @@ from atom.cli.gc_cells import (
     gathered,
     latency,
     name_arms,
+    not_shown,
     pause,
     rate,
     share,
@@ -47,7 +48,7 @@ def profile_tables(profiles: Sequence[Profile], *, width: int | None = None) -> 
         _verdict(arms),
         *_windows(arms, width),
         *_traffic(arms, width),
-        _totals(arms),
+        *_totals(arms, width),
         *growth_tables(arms, width),
         *attribution_tables(arms, width),
         process_table(arms, width),
@@ -116,26 +117,45 @@ _TRAFFIC_COLUMNS: Final[Sequence[tuple[str, _Cell]]] = (
     ("/health\nmax (ms)", lambda w: latency(w.health_max_ms)),
     ("API CPU\n(cores)", lambda w: NONE if w.api_cpu is None else f"{w.api_cpu:.2f}"),
 )
-_LEAST_TRAFFIC: Final = ("API CPU\n(cores)", "ITL\np99 (ms)", "prompt\ntok/s", "running\nrequests")
+_FEWEST_WINDOW_COLUMNS: Final = 2
+"""The last go first where the terminal is narrow."""
+_LEAST_TRAFFIC: Final = (
+    *("API CPU\n(cores)", "ITL\np99 (ms)", "prompt\ntok/s", "running\nrequests"),
+    *("/health\nmax (ms)", "TTFT\nmean (ms)", "\nreq/s"),
+)
 
 
 def _windows(arms: Sequence[Arm], width: int | None) -> list[Table]:
     """The document's table; arms whose windows are of other lengths, or that do not fit, in tables of their own."""
-    tables = [_window_table(group, arms) for group in _side_by_side(arms, width)]
+    shown = _WINDOW_COLUMNS[: _columns_that_fit(arms, width)]
+    tables = [_window_table(group, arms, shown) for group in _side_by_side(arms, width, shown)]
     kinds = {one_line(arm.profile.old_object_passes) for arm in arms} - {"", "gen-2 passes"}
     notes = [f"gen 2 here: {what}" for what in sorted(kinds)]
     if all(window.gen2_share is None for arm in arms for window in arm.profile.windows):
         notes = ["the collector was not seen: no hook in the API process"]
+    if len(shown) < len(_WINDOW_COLUMNS):
+        notes.append(not_shown(header for header, _ in _WINDOW_COLUMNS[len(shown) :]))
     return [*tables[:-1], replace(tables[-1], notes=[*tables[-1].notes, *notes])]
 
 
-def _side_by_side(arms: Sequence[Arm], width: int | None) -> list[Sequence[Arm]]:
+def _columns_that_fit(arms: Sequence[Arm], width: int | None) -> int:
+    """How many columns a table of one arm has room for; all if there are too few to be worth it."""
+    for columns in range(len(_WINDOW_COLUMNS), _FEWEST_WINDOW_COLUMNS - 1, -1):
+        widest = max(table_width(_window_table([arm], arms, _WINDOW_COLUMNS[:columns])) for arm in arms)
+        if width is None or widest <= width:
+            return columns
+    return len(_WINDOW_COLUMNS)
+
+
+def _side_by_side(arms: Sequence[Arm], width: int | None, shown: Sequence[tuple[str, _Cell]]) -> list[Sequence[Arm]]:
     """As many arms beside each other as fit, the same number in each table; only of the same length of window."""
     groups: list[Sequence[Arm]] = []
     for window_s in dict.fromkeys(arm.profile.window_s for arm in arms):
         same = [arm for arm in arms if arm.profile.window_s == window_s]
         fitting = [
-            n for n in range(1, len(same) + 1) if table_width(_window_table(same[:n], arms)) <= (width or _WIDEST)
+            n
+            for n in range(1, len(same) + 1)
+            if table_width(_window_table(same[:n], arms, shown)) <= (width or _WIDEST)
         ]
         tables = math.ceil(len(same) / max(fitting, default=1))
         each = math.ceil(len(same) / tables)
@@ -143,18 +163,18 @@ def _side_by_side(arms: Sequence[Arm], width: int | None) -> list[Sequence[Arm]]
     return groups
 
 
-def _window_table(group: Sequence[Arm], arms: Sequence[Arm]) -> Table:
+def _window_table(group: Sequence[Arm], arms: Sequence[Arm], shown: Sequence[tuple[str, _Cell]]) -> Table:
     several = len(arms) > 1
     unit, labels = _window_labels(group)
-    columns = [f"\n{unit}", *(header for _ in group for header, _ in _WINDOW_COLUMNS)]
+    columns = [f"\n{unit}", *(header for _ in group for header, _ in shown)]
     rows = []
     for index, label in enumerate(labels):
         row = [label]
         for arm in group:
             window = arm.profile.windows[index] if index < len(arm.profile.windows) else None
-            row += [NONE if window is None else cell(window) for _, cell in _WINDOW_COLUMNS]
+            row += [NONE if window is None else cell(window) for _, cell in shown]
         rows.append(row)
-    groups = [(arm.name, len(_WINDOW_COLUMNS)) for arm in group] if several else []
+    groups = [(arm.name, len(shown)) for arm in group] if several else []
     return Table(titled("API process over time", group), columns, rows, _lengths(group, unit), groups=groups)
 
 
@@ -242,7 +262,16 @@ _ALWAYS: Final = 6
 """Rows that stand there even if nothing was seen: the question of this command."""
 
 
-def _totals(arms: Sequence[Arm]) -> Table:
+def _totals(arms: Sequence[Arm], width: int | None) -> list[Table]:
+    """As many arms beside each other as fit."""
+    for each in range(len(arms), 0, -1):
+        tables = [_totals_table(arms[start : start + each]) for start in range(0, len(arms), each)]
+        if width is None or max(map(table_width, tables)) <= width:
+            break
+    return tables
+
+
+def _totals_table(arms: Sequence[Arm]) -> Table:
     rows = []
     for index, (label, cell) in enumerate(_TOTAL_ROWS):
         cells = [cell(arm.profile.totals) for arm in arms]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 
@@ -21,6 +21,9 @@ from atom.cli.render import bench_tables, markdown, print_tables
 from atom.recipes.errors import RunError
 
 __all__ = ["Output", "TableConsole", "append_step_summary", "publish", "show", "write_or_print"]
+
+LOG_WIDTH: Final = 100
+"""Cells; where no terminal says how wide it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +94,12 @@ def show(summary: Mapping[str, Any], output: Output, location: str | None = None
 
 
 class TableConsole(Console):
+    """Standard output as wide as its terminal or COLUMNS says; a log of a CI job has more room than rich takes."""
+
+    def __init__(self) -> None:
+        told = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+        super().__init__(width=None if told else LOG_WIDTH)
+
     def on_broken_pipe(self) -> None:
         """Rich would end the process with a status of its own."""
         raise BrokenPipeError

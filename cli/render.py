@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from rich import box
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -18,6 +19,8 @@ UNSUPPORTED: Final = "†"
 SEPARATOR: Final = " · "
 COLUMN_GAP: Final = 3
 """Cells between two columns on the terminal."""
+LEAST_ROOM: Final = 16
+"""Cells; a text that breaks between its words has at least these."""
 CONNECT_MS: Final = 1.0
 CONNECT_SHARE: Final = 0.01
 """A median time to connect above this, or above this share of TTFT, has a row of its own."""
@@ -231,10 +234,8 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
         if table.title:
             parts.append(Text(_lines(table.title, console.width), style="bold"))
         parts += map(Text, table.lead)
-        if table.groups:
-            parts.append(Text(_group_line(table)))
         if table.columns:
-            parts.append(_rich_table(table))
+            parts += _drawn(table, console.width)
         if table.columns or table.lead:
             parts.append(Text(""))
         for note in table.notes:
@@ -244,6 +245,34 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
         if table.notes and index < len(tables) - 1:
             parts.append(Text(""))
     console.print(Group(*parts), soft_wrap=False)
+
+
+def _drawn(table: Table, width: int) -> list[RenderableType]:
+    """Rows side by side where they fit. Where they do not, the texts of a list break between words, and of what has
+    more columns every cell gets a line of its own: no label and no number is cut."""
+    if table_width(table) <= width:
+        return [*([Text(_group_line(table))] if table.groups else []), _rich_table(table)]
+    if len(table.columns) == 2:
+        longest = max((cell_len(word) for row in table.rows for word in row[1].split()), default=0)
+        if width - column_widths(table)[0] - COLUMN_GAP >= max(longest, LEAST_ROOM):
+            return [_rich_table(table, breaking=1)]
+        return [Text(f"{label}: {value}") for label, value in table.rows]
+    return _cell_by_cell(table)
+
+
+def _cell_by_cell(table: Table) -> list[RenderableType]:
+    """Each row as its label and below it `header: cell`; a label that stands for several rows is said in each."""
+    headers = _grouped_headers(table) if len(table.groups) > 1 else table.columns
+    label, lines = "", list[RenderableType]()
+    for row in table.rows:
+        label = row[0] or label
+        lines.append(Text(label))
+        lines += [
+            Padding(Text(f"{' '.join(header.split())}: {cell}"), (0, 0, 0, 2), expand=False)
+            for header, cell in zip(headers[1:], row[1:], strict=True)
+            if cell
+        ]
+    return lines
 
 
 def column_widths(table: Table) -> list[int]:
@@ -273,11 +302,13 @@ def _grouped_headers(table: Table) -> list[str]:
     return [f"{name}: {header}" if name else header for name, header in zip(["", *names], table.columns, strict=True)]
 
 
-def _rich_table(table: Table) -> RichTable:
+def _rich_table(table: Table, breaking: int | None = None) -> RichTable:
+    """`breaking`: the column whose cells may take several lines."""
     rich = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
     for index, column in enumerate(table.columns):
         numeric = table.is_numeric(index)
-        rich.add_column(Text(column), justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+        justify: Literal["left", "right"] = "right" if numeric else "left"
+        rich.add_column(Text(column), justify=justify, no_wrap=index != breaking, overflow="fold")
     for row in table.rows:
         rich.add_row(*map(Text, row))
     return rich

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -400,3 +403,67 @@ def test_bytes_are_shown_as_kilobytes_and_counts_whole() -> None:
         ["/metrics body (KB)", "GROWS", "+2.00", "+1.80 to +2.20", "1.00 → 3.00"],
         ["series", "GROWS", "+10.0", "+9.00 to +11.0", "601 → 4,012"],
     ]
+
+
+def numbers(text: str) -> set[str]:
+    return set(re.findall(r"\d(?:[\d.,]*\d)?", text))
+
+
+NARROW = [profile("main"), profile("a branch", processes=(process(action="freeze"),)), empty()]
+
+
+@given(st.integers(30, 200), st.integers(1, 3))
+@settings(deadline=None, max_examples=60)
+def test_no_number_and_no_label_is_cut_on_any_terminal(width: int, arms: int) -> None:
+    profiles = NARROW[:arms]
+    known = numbers(markdown([*profile_tables(profiles), *gates_of(profiles)]))
+    tables = [*profile_tables(profiles, width=width), *gates_of(profiles)]
+    text = printed(tables, width)
+    assert all(cell_len(line) <= width for line in text.splitlines())
+    assert numbers(text) <= known, f"cut: {numbers(text) - known}"
+    for table in tables:
+        shown = printed([replace(table, title="", lead=(), notes=())], width).splitlines()
+        for label in {row[0] for row in table.rows}:
+            assert any(line.startswith(label) for line in shown), f"{label!r} at {width}"
+
+
+def gates_of(profiles: list[Profile]) -> list[Table]:
+    return [gate_table(check_gates(profiles, parse_gates(["gen2_share>1%", "growth.rss_mb=grows"])))]
+
+
+@pytest.mark.parametrize("width", [34, 44, 60])
+def test_columns_that_are_not_shown_are_named(width: int) -> None:
+    whole = profile_tables([profile()])
+    for table in profile_tables([profile()], width=width):
+        full = next(one for one in whole if one.title == table.title)
+        gone = [" ".join(column.split()) for column in full.columns if column not in table.columns]
+        said = [note for note in table.notes if note.startswith("not shown")]
+        named = said[0].partition(": ")[2].split(", ") if said else []
+        assert sorted(named) == sorted(name for name in gone), table.title
+
+
+def test_a_table_that_no_terminal_is_too_narrow_for() -> None:
+    table = Table("", ("quantity", "first\nvalue", "unit"), [["pause", "1,234.5", "ms"], ["", "", "s"]])
+    lines = [line.rstrip() for line in printed([table], 20).splitlines()]
+    assert [line for line in lines if line] == [
+        *("pause", "  first value:", "  1,234.5", "  unit: ms", "pause", "  unit: s")
+    ]
+
+
+def test_markdown_has_commands_whole() -> None:
+    command = "python3 -m server --filter 'a|b' " + "--port 8000 " * 30
+    text = markdown(profile_tables([profile(processes=(process(command=command),))]))
+    assert command.replace("|", "\\|").strip() in text
+
+
+def test_a_command_is_not_cut_within_a_number() -> None:
+    assert short_command("serve --port 8000 --x", 16) == "serve --port…"
+    assert short_command("serve --port 8000 --x", 19) == "serve --port 8000…"
+
+
+def test_growth_that_cannot_be_told_is_one_line() -> None:
+    unseen = {name: judged(name, GrowthVerdict.NOT_ENOUGH_DATA, reason="too short") for name in ("pause", "RSS")}
+    for width in (None, 40, 200):
+        (table,) = [one for one in profile_tables([profile(growth=unseen)], width=width) if "growth" in one.title]
+        assert not table.columns
+        assert [note for note in table.notes if "families" not in note] == ["not enough data: pause, RSS: too short"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 from typing import Any
 
@@ -14,6 +15,7 @@ from atom.bench.metrics import distribution
 from atom.bench.runner import Progress
 from atom.cli.get import _resolve
 from atom.cli.progress import LoadProgress, StatusLine, progress_line
+from atom.cli.publish import TableConsole
 from atom.cli.render import SEPARATOR, Table, bench_tables, markdown, number, print_tables
 from atom.recipes.errors import UsageError
 
@@ -184,3 +186,24 @@ def test_title_breaks_between_its_parts(width: int, executor: str) -> None:
 def test_unknown_figure_suggests_near_names(metric: str, near: str) -> None:
     with pytest.raises(UsageError, match=rf"did you mean .*\b{near}\b"):
         _resolve(metric, summary()["figures"])
+
+
+@pytest.mark.parametrize("width", range(30, 121, 3))
+def test_no_number_of_a_load_is_cut(width: int) -> None:
+    tables = bench_tables(summary())
+    stream = io.StringIO()
+    print_tables(tables, Console(file=stream, width=width))
+    numbers = re.compile(r"\d(?:[\d.,]*\d)?")
+    assert set(numbers.findall(stream.getvalue())) == set(numbers.findall(markdown(tables)))
+    assert all(cell_len(line) <= width for line in stream.getvalue().splitlines())
+
+
+@pytest.mark.parametrize(("columns", "width"), [(None, 100), ("47", 47), ("wide", 100)])
+def test_a_log_is_wider_than_rich_takes_it_for(
+    columns: str | None, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert TableConsole().width == width
