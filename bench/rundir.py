@@ -98,7 +98,8 @@ class JsonlWriter:
 @dataclass(slots=True)
 class JsonlFile:
     """Iterates the objects of a JSON Lines file. After the iteration `malformed` says how many lines were skipped
-    because they were torn or no JSON object; `torn` whether the last line was cut off."""
+    because they were torn or no JSON object; `torn` whether the last line is an object that was cut off. What is no
+    regular file (a FIFO would be waited for without end) is not read, and counts as one such line."""
 
     path: Path
     line: int = field(default=0, init=False)
@@ -106,13 +107,22 @@ class JsonlFile:
     malformed: int = field(default=0, init=False)
     torn: bool = field(default=False, init=False)
 
+    @property
+    def damaged(self) -> int:
+        """`malformed` without a torn last line, which a killed writer leaves."""
+        return self.malformed - self.torn
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self.line, self.malformed, self.torn = 0, 0, False
         try:
-            file = self.path.open("rb")
+            fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return
-        with file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            self.malformed = 1
+            return
+        with os.fdopen(fd, "rb") as file:
             for self.line, line in enumerate(file, 1):
                 if line.isspace():
                     continue
@@ -124,7 +134,7 @@ class JsonlFile:
                     yield value
                 else:
                     self.malformed += 1
-                    self.torn = not line.endswith(b"\n")
+                    self.torn = not line.endswith(b"\n") and line.lstrip().startswith(b"{")
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,16 +108,23 @@ class GcProcess:
         return max(seen, self.passes[-1].stop_ns if self.passes else 0)
 
 
-def read_gc_records(server: Path) -> list[GcProcess]:
-    """All hooked processes of a run's `server/` directory; empty if none was hooked."""
-    return [process for path in sorted(server.glob("gc-*.jsonl")) for process in read_gc_file(path)]
+def read_gc_records(server: Path, *, damaged: Counter[str] | None = None) -> list[GcProcess]:
+    """All hooked processes of a run's `server/` directory; empty if none was hooked. `damaged` is filled as by
+    `read_gc_file`."""
+    paths = sorted(server.glob("gc-*.jsonl"))
+    return [process for path in paths for process in read_gc_file(path, damaged=damaged)]
 
 
-def read_gc_file(path: Path) -> Iterator[GcProcess]:
-    """The processes in one file: more than one if a process replaced itself by exec, or was hooked twice."""
+def read_gc_file(path: Path, *, damaged: Counter[str] | None = None) -> Iterator[GcProcess]:
+    """The processes in one file: more than one if a process replaced itself by exec, or was hooked twice.
+
+    Lines that cannot be read, or are of another form than the hook's, are skipped, and counted in `damaged` by file
+    (`server/gc-api-7.jsonl`); a torn last line, which a kill leaves, is not.
+    """
+    file, bad = JsonlFile(path), 0
     role = path.stem.removeprefix("gc-").rpartition("-")[0]
     process: GcProcess | None = None
-    for line in JsonlFile(path):
+    for line in file:
         is_hook = line.get("type") == "hook"
         if is_hook:
             check_schema_version(line.get("schema_version"), path)
@@ -127,10 +135,14 @@ def read_gc_file(path: Path) -> Iterator[GcProcess]:
                 process = _process(line, role)
             elif process is not None:
                 _add(process, line)
+            else:
+                bad += 1  # of a process whose first line is lost
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            continue  # a line of another form than ours: the books will show what is missing
+            bad += 1
     if process is not None:
         yield process
+    if damaged is not None and bad + file.damaged:
+        damaged[f"{path.parent.name}/{path.name}"] += bad + file.damaged
 
 
 def _process(line: dict[str, Any], role: str) -> GcProcess:

@@ -1,7 +1,7 @@
 """What a run's `server/` directory holds, read once into columns: passes, scrapes, processes, health probes.
 
-The directory may come from anywhere: a line with values that no capture writes is left out. What the columns mean for
-a window of time is `diag/server_figures.py`.
+The directory may come from anywhere: a line with values that no capture writes is left out, and counted. What the
+columns mean for a window of time is `diag/server_figures.py`.
 
 Several API processes (`--api-server-count`, data parallelism): each freezes its own event loop, so an average would
 hide the one that stalls and a sum would be no share of time. Figures called "of the API process" are those of the
@@ -42,6 +42,16 @@ MEGABYTE: Final = 1 << 20
 TOTALS_SLACK_NS: Final = 6_000_000_000
 """A hook writes totals every 2 s: a record that ends this much before the window's end did not see it all."""
 _MOST: Final = 2.0**62
+_DAY_NS: Final = 86_400 * 10**9
+_LIMITS: Final[Mapping[str, float]] = {
+    "latency_ns": _DAY_NS,
+    "body_bytes": 2.0**40,
+    "series": 2.0**40,
+    "rss_bytes": 2.0**46,
+    "cpu_s": 1e12,
+    "threads": 2.0**22,
+}
+"""What no server reaches; more, or less than nothing, is no measurement. (4 million threads are Linux's own limit.)"""
 _LONGEST_ERROR: Final = 200
 _CUT: Final = "within"
 """In the error of a probe that was given up after its time limit."""
@@ -54,15 +64,20 @@ class Passes:
     process: GcProcess
     start_ns: IntArray
     stop_ns: IntArray
+    complete: bool
+    """Whether every pass that the hook says it wrote can be read. If not, which are missing is not known, nor are the
+    figures of any window."""
 
     @classmethod
     def of(cls, process: GcProcess) -> Passes:
         times = sorted((one.start_ns, one.stop_ns) for one in process.passes)
         both = np.array(times, dtype=np.int64).reshape(-1, 2)
-        return cls(process, both[:, 0], both[:, 1])
+        return cls(process, both[:, 0], both[:, 1], _all_readable(process))
 
     def watched_ns(self, start_ns: int, end_ns: int) -> int:
-        """How much of [start, end) the record covers; 0 unless it is at least half."""
+        """How much of [start, end) the record covers; 0 unless it is at least half, and for a record with holes."""
+        if not self.complete:
+            return 0
         seen = self.process.last_seen_ns
         until = end_ns if seen >= end_ns - TOTALS_SLACK_NS and seen > start_ns else min(seen, end_ns)
         watched = until - max(start_ns, self.process.installed_ns)
@@ -182,14 +197,18 @@ class ServerCaptures:
     scrapes: Scrapes
     processes: tuple[ProcessSamples, ...]
     health: HealthProbes
+    damaged: Mapping[str, int]
+    """File (`server/process.jsonl`) → lines that cannot be read or cannot be right, and are left out."""
 
     @classmethod
     def read(cls, server: Path) -> ServerCaptures:
+        damaged: Counter[str] = Counter()
         return cls(
-            passes=tuple(Passes.of(process) for process in read_gc_records(server)),
-            scrapes=_scrapes(_lines(server / "metrics-api.jsonl", "sent_ns")),
-            processes=tuple(_processes(_lines(server / "process.jsonl", "t_ns"))),
-            health=_health(_lines(server / "health.jsonl", "sent_ns")),
+            passes=tuple(Passes.of(process) for process in read_gc_records(server, damaged=damaged)),
+            scrapes=_scrapes(_lines(server / "metrics-api.jsonl", "sent_ns", damaged)),
+            processes=tuple(_processes(_lines(server / "process.jsonl", "t_ns", damaged))),
+            health=_health(_lines(server / "health.jsonl", "sent_ns", damaged)),
+            damaged=damaged,
         )
 
     def api_passes(self, start_ns: int, end_ns: int) -> Passes | None:
@@ -224,13 +243,29 @@ class ServerCaptures:
 # ---- from lines to columns ---------------------------------------------------------------------------------------
 
 
-def _lines(path: Path, key: str) -> list[dict[str, Any]]:
-    """The lines that have a time under `key`, in its order."""
+def _all_readable(process: GcProcess) -> bool:
+    totals = process.totals
+    return totals is None or process.passes_at_totals >= totals["recorded"]
+
+
+def _lines(path: Path, key: str, damaged: Counter[str]) -> list[dict[str, Any]]:
+    """The lines that have a time under `key`, in its order; those that cannot be right are left out and counted."""
+    file, bad, lines = JsonlFile(path), 0, list[dict[str, Any]]()
     try:
-        lines = [line for line in JsonlFile(path) if is_count(line.get(key))]
+        for line in file:
+            if is_count(line.get(key)) and all(_possible(line.get(name), most) for name, most in _LIMITS.items()):
+                lines.append(line)
+            else:
+                bad += 1
     except OSError:
-        return []
+        bad += 1
+    if bad + file.damaged:
+        damaged[f"{path.parent.name}/{path.name}"] += bad + file.damaged
     return sorted(lines, key=lambda line: int(line[key]))
+
+
+def _possible(value: object, most: float) -> bool:
+    return value is None or (type(value) in (int, float) and 0 <= value <= most)  # type: ignore[operator]
 
 
 def _number(value: object) -> float:

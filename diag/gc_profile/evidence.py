@@ -17,6 +17,8 @@ from atom.bench.metrics import Samples
 from atom.bench.records import Outcome, RequestRecord, read_records
 from atom.bench.run_facts import checked_run
 from atom.bench.rundir import RunDirectory
+from atom.diag.gc_profile.words import joined
+from atom.diag.gc_records import check_books
 from atom.diag.measured_phase import MeasuredPhase
 from atom.diag.server_captures import FloatArray, Passes, ProcessSamples, ServerCaptures
 
@@ -59,6 +61,8 @@ class Evidence:
     samples: ProcessSamples | None
     requests: Requests | None
     """None if no request was recorded."""
+    damage: tuple[str, ...]
+    """What cannot be read or does not add up. Such a run is not valid, whatever it was sealed as."""
     notes: tuple[str, ...]
 
     @property
@@ -69,6 +73,17 @@ class Evidence:
         """Times of CLOCK_MONOTONIC as seconds since the start of the span."""
         since: FloatArray = (np.asarray(times_ns, dtype=np.int64) - self.start_ns) / 1e9
         return since
+
+    def why_no_pass(self) -> str:
+        """Why no API process's passes are known, in a clause; empty if they are."""
+        if self.passes is not None:
+            return ""
+        own = [one for one in self.captures.passes if one.process.role == "api"]
+        files = [name for name in self.captures.damaged if name.startswith("server/gc-api-")]
+        if any(not one.complete for one in own) or (files and not own):
+            where = joined(files) or "the record in server/"
+            return f"the hook's record of passes is damaged ({where}: passes that it wrote cannot be read)"
+        return "the GC hook saw less than half of the span" if own else "no GC hook was in the API process"
 
     def begun_passes(self) -> tuple[FloatArray, FloatArray]:
         """Of the passes that began in the span: seconds since its start, and the pause in ms."""
@@ -100,7 +115,9 @@ def read_evidence(run_dir: RunDirectory) -> Evidence:
     captures = ServerCaptures.read(run_dir.server)
     damaged: Counter[str] = Counter()
     records = _columns(read_records(run_dir, damaged=damaged))
-    notes = [f"{n} unreadable {'line' if n == 1 else 'lines'} in {name}" for name, n in sorted(damaged.items())]
+    damaged |= Counter(captures.damaged)
+    damage = [f"{n} unreadable {'line' if n == 1 else 'lines'} in {name}" for name, n in sorted(damaged.items())]
+    damage += [problem for one in captures.passes for problem in check_books(one.process)]
     start_ns, end_ns, span_notes = _span(run_dir, captures, records)
     passes = captures.api_passes(start_ns, end_ns)
     return Evidence(
@@ -112,7 +129,8 @@ def read_evidence(run_dir: RunDirectory) -> Evidence:
         passes=passes,
         samples=captures.api_samples(start_ns, end_ns),
         requests=records.since(start_ns) if records.ended_ns else None,
-        notes=(*notes, *span_notes),
+        damage=tuple(damage),
+        notes=tuple(span_notes),
     )
 
 

@@ -205,10 +205,7 @@ def _known(times: FloatArray, values: FloatArray) -> _Points:
 
 
 def _no_pass(evidence: Evidence) -> str:
-    if evidence.passes is not None:
-        return ""
-    seen = any(one.process.role == "api" for one in evidence.captures.passes)
-    return "the GC hook saw less than half of the span" if seen else "no GC hook was in the API process"
+    return evidence.why_no_pass()
 
 
 def _no_piece(evidence: Evidence) -> str:

@@ -40,6 +40,12 @@ def _watched(evidence: Evidence, passes: Passes) -> int:
     return passes.watched_ns(evidence.start_ns, evidence.end_ns) if evidence.duration_s > 0 else 0
 
 
+def _why_not_watched(passes: Passes) -> str:
+    if not passes.complete:
+        return "passes that its hook wrote cannot be read"
+    return "it was watched for less than half of the span"
+
+
 def _noted(run: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     """Why the hook was not in a process, as the session wrote it down at its end."""
     hook = run.get("gc_hook")
@@ -71,7 +77,7 @@ def _row(
         role=role,
         command=command or process.command,
         hooked=True,
-        reason="" if watched else "it was watched for less than half of the span",
+        reason=_why_not_watched(passes) if not watched else "",
         python=process.python,
         collector=process.collector,
         thresholds=process.last_thresholds,

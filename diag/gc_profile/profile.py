@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from atom.bench.rundir import RunDirectory
+from atom.bench.rundir import RunDirectory, Validity
 from atom.diag.gc_profile.attribution import attribute
 from atom.diag.gc_profile.causes import Findings, family_growth, few_passes, find_causes
 from atom.diag.gc_profile.evidence import Evidence, read_evidence
@@ -16,7 +16,6 @@ from atom.diag.gc_profile.model import Profile
 from atom.diag.gc_profile.processes import process_rows
 from atom.diag.gc_profile.verdict import judge
 from atom.diag.gc_profile.windows import default_window_s, totals, windows
-from atom.diag.gc_records import check_books
 from atom.diag.server_figures import old_object_passes
 from atom.recipes.errors import UsageError
 
@@ -62,7 +61,7 @@ def profile_run(
         processes=processes,
         few_passes=few_passes(evidence),
         growing_families=family_growth(evidence, 0.0),
-        validity=evidence.run.get("validity"),
+        validity=_validity(evidence),
         notes=_notes(evidence),
     )
 
@@ -78,10 +77,15 @@ def _simulated(run: Mapping[str, Any]) -> bool:
     return value is True
 
 
+def _validity(evidence: Evidence) -> str | None:
+    """As the run was sealed, unless its directory was damaged since."""
+    sealed: str | None = evidence.run.get("validity")
+    return str(Validity.NOT_VALID) if sealed == Validity.VALID and evidence.damage else sealed
+
+
 def _notes(evidence: Evidence) -> tuple[str, ...]:
     reasons = [str(reason) for reason in evidence.run.get("reasons") or ()]
-    books = [problem for passes in evidence.captures.passes for problem in check_books(passes.process)]
-    notes = [*reasons, *(problem for problem in books if problem not in reasons), *evidence.notes]
+    notes = [*reasons, *evidence.damage, *evidence.notes]
     failure = evidence.captures.scrapes.outcome(evidence.start_ns, evidence.end_ns).failure
     notes += [failure] if failure else []
     if not evidence.captures.passes:

@@ -109,9 +109,6 @@ def _no_overlap(findings: Findings) -> str:
 
 
 def _unknown(findings: Findings) -> str:
-    captured = findings.evidence.captures.passes
-    seen = any(one.process.role == "api" for one in captured)
-    why = "the GC hook saw less than half of the span" if seen else "no GC hook was in the API process"
-    text = f"Whether garbage collection is the problem is not known: {why}"
+    text = f"Whether garbage collection is the problem is not known: {findings.evidence.why_no_pass()}"
     worst = max((window.health_max_ms or 0.0 for window in findings.windows), default=0.0)
     return f"{text}; from outside, a /health probe waited {figure(worst)} ms at most." if worst else f"{text}."

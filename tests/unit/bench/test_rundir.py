@@ -117,3 +117,26 @@ def test_everything_appended_survives_kill_9(tmp_path: Path) -> None:
     recorded = [record["i"] for record in read_jsonl(tmp_path / "run" / "requests" / "0.jsonl")]
     assert recorded[: len(acknowledged)] == acknowledged
     assert not RunDirectory.open(tmp_path / "run").sealed
+
+
+def test_reader_reads_regular_files_alone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "folder.jsonl").mkdir()
+    (tmp_path / "real").write_text('{"a":1}\n')
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "real")
+    for name in ("pipe", "folder"):
+        file = JsonlFile(tmp_path / f"{name}.jsonl")
+        assert list(file) == []
+        assert (file.malformed, file.damaged, file.torn) == (1, 1, False)
+    assert list(JsonlFile(tmp_path / "link.jsonl")) == [{"a": 1}]
+
+
+def test_bytes_at_the_end_that_begin_no_object_are_not_torn(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"a":1}\n\x00\x00')
+    file = JsonlFile(path)
+    assert list(file) == [{"a": 1}]
+    assert (file.malformed, file.damaged) == (1, 1)
+    path.write_bytes(b'{"a":1}\n{"a"')
+    assert list(file) == [{"a": 1}]
+    assert (file.malformed, file.damaged) == (1, 0)

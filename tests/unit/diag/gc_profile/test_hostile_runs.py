@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -126,3 +127,79 @@ def test_a_folder_where_a_file_should_be(synthetic: Builder, name: str) -> None:
     (directory / name).unlink(missing_ok=True)
     (directory / name).mkdir()
     check(directory)
+
+
+RECORD = "server/gc-api-10.jsonl"
+
+
+def edited(directory: Path, name: str, change: Callable[[list[str]], list[str]]) -> Path:
+    path = directory / name
+    path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
+    return directory
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda line: "",
+        lambda line: "garbage\x00\n",
+        lambda line: line.replace('"start_ns": ', '"start_ns": -9'),
+        lambda line: line.replace('"stop_ns": ', '"stop_ns": 1e999, "x": '),
+    ],
+    ids=["deleted", "garbage", "negative", "infinite"],
+)
+def test_passes_that_cannot_be_read_are_not_said_to_be_none(synthetic: Builder, change: Callable[[str], str]) -> None:
+    directory = synthetic(seconds=60, requests_per_s=4, passes=[(i, 0.05) for i in range(1, 59)]).write()
+    edited(directory, RECORD, lambda lines: [change(one) if '"pass"' in one else one for one in lines])
+    profile = profile_run(directory, shifts=5)
+    assert profile.totals.gen2_passes is None
+    assert profile.totals.gen2_share is None
+    assert profile.is_problem is None
+    assert "no gen-2 pass" not in profile.verdict
+    assert "record of passes is damaged" in profile.verdict
+    assert profile.validity == "not valid"
+    assert any("58 passes were written, 0 are readable" in note for note in profile.notes)
+
+
+def test_a_record_without_its_first_line_is_named(synthetic: Builder) -> None:
+    directory = edited(synthetic(seconds=30, passes=[(9, 0.1)]).write(), RECORD, lambda lines: ["\x01\n", *lines[1:]])
+    profile = profile_run(directory, shifts=5)
+    assert profile.is_problem is None
+    assert RECORD in profile.verdict
+    assert profile.validity == "not valid"
+
+
+@pytest.mark.parametrize("name", FILES[2:])
+@pytest.mark.parametrize("line", ["\x00\x00\n", "\x00\x00", '{"sent_ns": NaN, "t_ns": 1e999}\n', "{}\n"])
+def test_lines_that_cannot_be_right_are_counted_by_file(synthetic: Builder, name: str, line: str) -> None:
+    directory = edited(synthetic(seconds=30, passes=[(9, 0.1)]).write(), name, lambda lines: [*lines, line])
+    profile = profile_run(directory, shifts=5)
+    assert f"1 unreadable line in {name}" in profile.notes
+    assert profile.validity == "not valid"
+
+
+@pytest.mark.parametrize("value", ["1e18", "-1", "NaN", "1e999", '"x"', "true"])
+def test_an_absurd_memory_is_no_sample(synthetic: Builder, value: str) -> None:
+    def change(lines: list[str]) -> list[str]:
+        return [*lines[:-1], lines[-1].replace('"rss_bytes": ', f'"rss_bytes": {value}, "x": ')]
+
+    profile = profile_run(edited(synthetic(seconds=30).write(), "server/process.jsonl", change), shifts=5)
+    assert profile.totals.rss_mb == pytest.approx(100)
+    assert "1 unreadable line in server/process.jsonl" in profile.notes
+
+
+@pytest.mark.parametrize("name", FILES[2:])
+def test_a_line_that_a_kill_tore_is_no_damage(synthetic: Builder, name: str) -> None:
+    directory = edited(synthetic(seconds=30).write(), name, lambda lines: [*lines, '{"type":"pass","sta'])
+    profile = profile_run(directory, shifts=5)
+    assert profile.validity == "valid"
+    assert profile.notes == ()
+
+
+@pytest.mark.parametrize("name", FILES[1:])
+def test_a_pipe_where_a_file_should_be_is_not_waited_for(synthetic: Builder, name: str) -> None:
+    directory = synthetic(seconds=20, requests_per_s=4).write()
+    (directory / name).unlink()
+    os.mkfifo(directory / name)
+    check(directory)
+    assert any(name in note for note in profile_run(directory, shifts=5).notes)
