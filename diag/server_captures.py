@@ -182,6 +182,8 @@ class HealthProbes:
     sent_ns: IntArray
     latency_ms: FloatArray
     """NaN where the server could not be reached."""
+    answered: npt.NDArray[np.bool_]
+    """Whether an answer came, of whatever status."""
 
     def window(self, start_ns: int, end_ns: int) -> slice:
         first, last = np.searchsorted(self.sent_ns, [start_ns, end_ns])
@@ -335,7 +337,8 @@ def _processes(lines: list[dict[str, Any]]) -> Iterator[ProcessSamples]:
 def _health(lines: list[dict[str, Any]]) -> HealthProbes:
     sent = _times(lines, "sent_ns")
     latency = _column(line.get("latency_ns") for line in lines) / 1e6
+    answered = ~np.isnan(latency)
     for i, line in enumerate(lines[:-1]):
         if np.isnan(latency[i]) and _CUT in str(line.get("error")):
             latency[i] = (sent[i + 1] - sent[i]) / 1e6
-    return HealthProbes(sent, latency)
+    return HealthProbes(sent, latency, answered)

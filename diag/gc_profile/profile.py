@@ -88,6 +88,4 @@ def _notes(evidence: Evidence) -> tuple[str, ...]:
     notes = [*reasons, *evidence.damage, *evidence.notes]
     failure = evidence.captures.scrapes.outcome(evidence.start_ns, evidence.end_ns).failure
     notes += [failure] if failure else []
-    if not evidence.captures.passes:
-        notes.append("no process was hooked: there are no figures of garbage collection")
     return tuple(dict.fromkeys(notes))

@@ -12,6 +12,7 @@ from typing import Final
 
 from atom.diag.gc_profile.causes import COSTLY_SHARE, Findings, costs
 from atom.diag.gc_profile.model import Cause, CauseKind, HookedProcess
+from atom.diag.gc_profile.stalls import said, unexplained_stalls
 from atom.diag.gc_profile.words import PassWords, amount, counted, duration, figure, pass_words, per_cent
 
 __all__ = ["judge"]
@@ -21,7 +22,14 @@ LEAST_SECONDS: Final = 10.0
 
 
 def judge(findings: Findings, causes: Sequence[Cause], processes: Sequence[HookedProcess]) -> tuple[str, bool | None]:
-    """The verdict, and whether collection is the problem."""
+    """The verdict, and whether collection is the problem. A stall that is none of collection's is told as well."""
+    verdict, is_problem = _judge(findings, causes, processes)
+    passes = findings.evidence.passes
+    words = pass_words(passes.process.collector if passes is not None else None)
+    return f"{verdict} {said(unexplained_stalls(findings.evidence), words)}".rstrip(), is_problem
+
+
+def _judge(findings: Findings, causes: Sequence[Cause], processes: Sequence[HookedProcess]) -> tuple[str, bool | None]:
     totals, passes = findings.totals, findings.evidence.passes
     costly = costs(findings)
     others = [one for one in processes if one.role != "api" and one.hooked and (one.gen2_share or 0.0) >= COSTLY_SHARE]
