@@ -192,5 +192,5 @@ def read_records(
                 continue
             if phase is None or record.phase == phase:
                 yield record
-        if damaged is not None and bad + file.malformed:
-            damaged[f"{path.parent.name}/{path.name}"] += bad + file.malformed
+        if damaged is not None and bad + file.damaged:  # a torn last line is what a kill leaves, no damage
+            damaged[f"{path.parent.name}/{path.name}"] += bad + file.damaged

@@ -295,8 +295,6 @@ def _not_hooked(listed: Sequence[tuple[Arm, HookedProcess]], several: bool) -> l
     ]
     notes = [f"not hooked: {_some(who)}: {why}" for why, who in gathered(without)]
     notes += [f"pid {p.pid}: {one_line(p.reason)}" for _, p in listed if p.hooked and p.reason][:_MOST_PIDS]
-    if len(without) == len(listed):
-        notes.append("no process was hooked: nothing is known of its collector")
     return notes
 
 
