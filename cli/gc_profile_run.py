@@ -65,6 +65,8 @@ class Measurement:
         work = self._work = self.work(self.line)
         run_dir.write_run_json({**facts, **provenance(command_line())})
         launch = self.launch if arm is None else replace(self.launch, env={**self.launch.env, **arm.env})
+        if isinstance(self.target, PidTarget):
+            self.say(f"attaching to pid {self.target.pid}; a busy interpreter takes some seconds to take the hook in")
         try:
             with launch_progress(self.line, quiet=self.quiet) as on_launch:
                 session = MeasuredSession(

@@ -115,6 +115,7 @@ def serve(
         return
     check_writable("--json", json_path)
     plan = _plan(ctx.args, recipe, model)
+    _check_address(plan.extra)
     options = LaunchOptions(
         model=plan.model,
         host=host,
@@ -180,6 +181,14 @@ def _variables(assignments: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"--set {assignment!r} must look like name=value")
         values[name] = value
     return values
+
+
+def _check_address(extra: Sequence[str]) -> None:
+    """Where the server listens is said to atom, which waits for it there; behind `--` it would not know."""
+    for word in extra:
+        flag = word.partition("=")[0]
+        if flag in ("--port", "--host"):
+            raise UsageError(f"{flag} stands behind `--`, where only the server sees it; give it before")
 
 
 def _stop_grace(given: float | None, extra: Sequence[str]) -> float | None:

@@ -14,7 +14,7 @@ _ADDRESS_IN_USE: Final = re.compile(
 )
 
 _HINTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
-    (_ADDRESS_IN_USE, "its port is taken; choose another --port, or leave it out for a free one"),
+    (_ADDRESS_IN_USE, "its port is taken; choose another --port, or --port 0 for a free one"),
     (
         re.compile(r"out of memory|OutOfMemoryError|cannot allocate memory|bad_alloc", re.I),
         "it ran out of memory; use fewer or shorter sequences, a smaller KV cache, or a smaller model",

@@ -41,7 +41,7 @@ def refuse_taken_port(host: str, port: int) -> None:
             taken = (
                 f"is already in use{who}" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
             )
-            raise UsageError(f"--port {port} {taken}; choose another, or leave it out for a free one") from None
+            raise UsageError(f"--port {port} {taken}; choose another, or --port 0 for a free one") from None
 
 
 def _wrong_host(host: str, error: OSError | UnicodeError) -> UsageError:

@@ -222,6 +222,8 @@ def test_a_run_directory_is_recorded(recipe: Path, serving: Callable[..., Servin
             "--host no.such.host.invalid: cannot listen",
         ),
         (["--port", "x"], "Invalid value for '--port'"),
+        (["simulated", "--", "--port", "0"], "--port stands behind `--`"),
+        (["simulated", "--", "--host=::1"], "--host stands behind `--`"),
     ],
 )
 def test_wrong_usage_is_status_2_and_one_line(words: list[str], message: str) -> None:
