@@ -21,8 +21,8 @@ __all__ = ["attribution_tables", "growth_tables", "process_table", "short_comman
 _LONGEST_COMMAND: Final = 44
 _SHORTEST_COMMAND: Final = 20
 _LEAST_OF_PROCESSES: Final = (
-    *("\npython", "\nfrozen", "\nthresholds", "gen-2\nshare", "\nwhat-if", "\ncollector"),
-    *("\ncommand", "gen-2\ntime (s)", "gen-2\npasses", "RSS\n(MB)"),
+    *("\npython", "\nthresholds", "gen-2\nshare", "\nwhat-if", "\ncollector"),
+    *("\ncommand", "\nfrozen", "gen-2\ntime (s)", "gen-2\npasses", "RSS\n(MB)"),
 )
 _MOST_FAMILIES: Final = 5
 _MOST_PIDS: Final = 6
@@ -82,9 +82,10 @@ def _is_told(growth: Growth) -> bool:
 
 
 def _needs_its_reason(growth: Growth) -> bool:
-    """What could not be told, and what rises without being called growth."""
+    """What could not be told, what rises without being called growth, and what may rise for all that is known."""
+    rises = growth.slope_low is not None and growth.slope_low > 0
     return growth.verdict == GrowthVerdict.NOT_ENOUGH_DATA or (
-        growth.verdict == GrowthVerdict.FLAT and growth.slope_low is not None and growth.slope_low > 0
+        growth.verdict == GrowthVerdict.FLAT and (rises or growth.excludes_rise is False)
     )
 
 

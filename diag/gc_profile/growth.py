@@ -106,6 +106,8 @@ def _judge(rule: _Rule, evidence: Evidence, rng: np.random.Generator) -> Growth:
         return growth(GrowthVerdict.NOT_ENOUGH_DATA, "everything was observed at one moment")
     verdict, reason = _verdict(rule, trend, per)
     judged = growth(verdict, reason, trend)
+    if verdict is GrowthVerdict.FLAT and trend.low <= 0:
+        judged = _flat(judged, excludes_rise=not _room(rule, trend, per, float(x[-1] - x[0])))
     return replace(judged, reason=f"{reason}, {ends(judged)}") if verdict is GrowthVerdict.GROWS else judged
 
 
@@ -131,6 +133,18 @@ def _verdict(rule: _Rule, trend: Trend, per: str) -> tuple[GrowthVerdict, str]:
     if trend.shape is Shape.UNEVEN:
         return GrowthVerdict.FLAT, "rises, but not steadily: it stands still or falls in a part of the span"
     return GrowthVerdict.GROWS, "rises over the whole span"
+
+
+def _room(rule: _Rule, trend: Trend, per: str, span: float) -> bool:
+    """Whether the slope's interval holds a rise that would count."""
+    rise = trend.high * span
+    steep = per == "minute" or trend.high >= rule.per_thousand
+    return steep and rise >= rule.rise and trend.first + rise >= rule.ratio * trend.first
+
+
+def _flat(growth: Growth, *, excludes_rise: bool) -> Growth:
+    reason = growth.reason if excludes_rise else "no rise is seen, but the interval has room for one that would count"
+    return replace(growth, reason=reason, excludes_rise=excludes_rise)
 
 
 def _in_its_unit(value: float, unit: str) -> str:

@@ -124,6 +124,8 @@ class Growth:
     values that count (share, `/health`, TTFT)."""
     n: int = 0
     blocks: int = 0
+    excludes_rise: bool | None = None
+    """Of a flat one that shows no rise: whether the interval excludes a rise that would count."""
     reason: str = ""
     """Why this verdict, in one clause."""
 

@@ -133,3 +133,13 @@ def test_without_requests_the_slope_is_per_minute_or_by_the_servers_count(synthe
 def test_the_same_seed_gives_the_same_verdicts(synthetic: Builder) -> None:
     run = synthetic(seconds=60)
     assert judge(run, 4) == judge(run, 4)
+
+
+def test_flat_says_whether_a_rise_is_excluded(synthetic: Builder) -> None:
+    """Calm scrapes exclude a rise; wild ones show none and exclude none."""
+    rng = np.random.default_rng(7)
+    calm = judge(synthetic("calm", scrape_ms=lambda t: 20 + rng.normal(0, 0.2)))["metrics_ms"]
+    wild = judge(synthetic("wild", seconds=40, scrape_ms=lambda t: 20 * rng.lognormal(0, 1.0)))["metrics_ms"]
+    assert (calm.verdict, calm.excludes_rise) == (GrowthVerdict.FLAT, True)
+    assert (wild.verdict, wild.excludes_rise) == (GrowthVerdict.FLAT, False)
+    assert "has room" in wild.reason
