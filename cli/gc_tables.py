@@ -132,7 +132,9 @@ def _windows(arms: Sequence[Arm], width: int | None) -> list[Table]:
     kinds = {one_line(arm.profile.old_object_passes) for arm in arms} - {"", "gen-2 passes"}
     notes = [f"gen 2 here: {what}" for what in sorted(kinds)]
     if all(window.gen2_share is None for arm in arms for window in arm.profile.windows):
-        notes = ["the collector was not seen: no hook in the API process"]
+        # Where a hook was there, why its record says nothing stands in the verdict.
+        hooked = any(one.hooked and one.role == "api" for arm in arms for one in arm.profile.processes)
+        notes = [] if hooked else ["the collector was not seen: no hook in the API process"]
     if len(shown) < len(_WINDOW_COLUMNS):
         notes.append(not_shown(header for header, _ in _WINDOW_COLUMNS[len(shown) :]))
     return [*tables[:-1], replace(tables[-1], notes=[*tables[-1].notes, *notes])]

@@ -40,7 +40,7 @@ IntArray = npt.NDArray[np.int64]
 
 MEGABYTE: Final = 1 << 20
 TOTALS_SLACK_NS: Final = 6_000_000_000
-"""A hook writes totals every 2 s: a record that ends this much before the window's end did not see it all."""
+"""A hook writes totals every 2 s: a record that ends this much before its process did was cut, or says why."""
 _MOST: Final = 2.0**62
 _DAY_NS: Final = 86_400 * 10**9
 _LIMITS: Final[Mapping[str, float]] = {
@@ -75,13 +75,17 @@ class Passes:
         return cls(process, both[:, 0], both[:, 1], _all_readable(process))
 
     def watched_ns(self, start_ns: int, end_ns: int) -> int:
-        """How much of [start, end) the record covers; 0 unless it is at least half, and for a record with holes."""
+        """`seen_ns`, or 0 where that is less than half of the window: figures of the rest would be a guess."""
+        watched = self.seen_ns(start_ns, end_ns)
+        return watched if 2 * watched >= end_ns - start_ns else 0
+
+    def seen_ns(self, start_ns: int, end_ns: int) -> int:
+        """How much of [start, end) the record covers: from the hook's installation to the last that it wrote, never the
+        time after a hook that left early. 0 for a record with holes."""
         if not self.complete:
             return 0
-        seen = self.process.last_seen_ns
-        until = end_ns if seen >= end_ns - TOTALS_SLACK_NS and seen > start_ns else min(seen, end_ns)
-        watched = until - max(start_ns, self.process.installed_ns)
-        return watched if 2 * watched >= end_ns - start_ns else 0
+        until = min(self.process.last_seen_ns, end_ns)
+        return max(0, until - max(start_ns, self.process.installed_ns))
 
     def seconds(self, start_ns: int, end_ns: int) -> float:
         """Σ pause within [start, end): a pass that straddles a border counts by its part inside."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +17,8 @@ from atom.bench.metrics import Samples
 from atom.bench.records import Outcome, RequestRecord, read_records
 from atom.bench.run_facts import checked_run
 from atom.bench.rundir import RunDirectory
-from atom.diag.gc_profile.words import joined
+from atom.diag.gc_profile.missing import cut_records, lost_captures, lost_hooks, lost_requests
+from atom.diag.gc_profile.words import duration, joined
 from atom.diag.gc_records import check_books
 from atom.diag.measured_phase import MeasuredPhase
 from atom.diag.server_captures import FloatArray, Passes, ProcessSamples, ServerCaptures
@@ -26,6 +27,10 @@ __all__ = ["Evidence", "Requests", "read_evidence"]
 
 FINISHED: Final = "requests_finished"
 """Among a scrape's values: requests that the server has finished since it started, by its own count."""
+UNSEEN_NS: Final = 2_500_000_000
+"""A record of a process that was killed ends up to this much before it, without anything being wrong."""
+UNSEEN_SHARE: Final = 0.01
+"""Of the span that a hook which left may have missed without a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,25 @@ class Evidence:
     damage: tuple[str, ...]
     """What cannot be read or does not add up. Such a run is not valid, whatever it was sealed as."""
     notes: tuple[str, ...]
+    lost_hooks: Mapping[int, str]
+    """Pid → role of the processes that were hooked, and of which no record is there."""
+
+    @property
+    def watched_s(self) -> float | None:
+        """How much of the span the hook saw, where that is notably less than all of it; else None."""
+        own = [one for one in self.captures.passes if one.process.role == "api" and one.complete]
+        if self.passes is not None:
+            own = [self.passes]
+        if not own or self.end_ns <= self.start_ns:
+            return None
+        best = max(own, key=lambda one: one.seen_ns(self.start_ns, self.end_ns))
+        seen_ns, process = best.seen_ns(self.start_ns, self.end_ns), best.process
+        late_ns = max(0, process.installed_ns - self.start_ns)
+        left = process.end is not None or self.passes is None
+        tolerated = UNSEEN_SHARE * (self.end_ns - self.start_ns)
+        early_ns = self.end_ns - self.start_ns - late_ns - seen_ns
+        missed = late_ns > tolerated or early_ns > (tolerated if left else UNSEEN_NS)
+        return seen_ns / 1e9 if missed else None
 
     @property
     def duration_s(self) -> float:
@@ -79,6 +103,9 @@ class Evidence:
         if self.passes is not None:
             return ""
         own = [one for one in self.captures.passes if one.process.role == "api"]
+        lost = [f"server/gc-api-{pid}.jsonl" for pid, role in self.lost_hooks.items() if role == "api"]
+        if lost and not own:
+            return f"the hook's record of passes is missing ({joined(lost)})"
         files = [name for name in self.captures.damaged if name.startswith("server/gc-api-")]
         if any(not one.complete for one in own) or (files and not own):
             where = joined(files) or "the record in server/"
@@ -115,12 +142,15 @@ def read_evidence(run_dir: RunDirectory) -> Evidence:
     captures = ServerCaptures.read(run_dir.server)
     damaged: Counter[str] = Counter()
     records = _columns(read_records(run_dir, damaged=damaged))
-    damaged |= Counter(captures.damaged)
+    damaged.update(captures.damaged)
     damage = [f"{n} unreadable {'line' if n == 1 else 'lines'} in {name}" for name, n in sorted(damaged.items())]
     damage += [problem for one in captures.passes for problem in check_books(one.process)]
+    damage += [*lost_requests(run_dir, records.outcomes), *lost_captures(run_dir, run), *cut_records(captures)]
+    lost = lost_hooks(run_dir, run, captures)
+    damage += [f"server/gc-{role}-{pid}.jsonl is missing: the process was hooked" for pid, role in lost.items()]
     start_ns, end_ns, span_notes = _span(run_dir, captures, records)
     passes = captures.api_passes(start_ns, end_ns)
-    return Evidence(
+    evidence = Evidence(
         run_dir=run_dir,
         run=run,
         start_ns=start_ns,
@@ -131,7 +161,13 @@ def read_evidence(run_dir: RunDirectory) -> Evidence:
         requests=records.since(start_ns) if records.ended_ns else None,
         damage=tuple(damage),
         notes=tuple(span_notes),
+        lost_hooks=lost,
     )
+    watched_s = evidence.watched_s
+    if watched_s is None:
+        return evidence
+    seen = f"the collector was seen for {duration(watched_s)} of {duration(evidence.duration_s)}"
+    return replace(evidence, notes=(*evidence.notes, seen))
 
 
 # ---- requests ----------------------------------------------------------------------------------------------------
@@ -149,10 +185,12 @@ class _Records:
     ended_ns: list[int]
     """Of all requests, whatever became of them."""
     failed: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
 
     def add(self, record: RequestRecord) -> None:
         if record.end_ns is not None:
             self.ended_ns.append(record.end_ns)
+        self.outcomes[record.outcome] += 1
         self.failed += record.outcome == Outcome.FAILED
         if record.outcome != Outcome.COMPLETED:
             return

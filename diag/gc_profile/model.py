@@ -33,7 +33,7 @@ class Window:
     start_s: float
     end_s: float
     gen2_share: float | None = None
-    """Σ pause of old-object passes of the API process within the window ÷ its length, 0..1."""
+    """Σ pause of old-object passes of the API process within the window ÷ how much of it the hook watched, 0..1."""
     gen2_passes: int | None = None
     gen2_mean_pause_ms: float | None = None
     gen2_max_pause_ms: float | None = None

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from atom.bench.records import is_count
 from atom.diag.gc_profile.evidence import Evidence
+from atom.diag.gc_profile.missing import damaged_hooks
 from atom.diag.gc_profile.model import HookedProcess
 from atom.diag.hooked_processes import hooked_processes
 from atom.diag.server_captures import Passes, ProcessSamples
@@ -14,6 +15,8 @@ from atom.diag.server_captures import Passes, ProcessSamples
 __all__ = ["process_rows"]
 
 _ORDER: Final = ("api", "core", "worker", "other")
+_DAMAGED: Final = "the hook's record of it cannot be read"
+_LOST: Final = "the hook's record of it is missing"
 
 
 def process_rows(evidence: Evidence) -> tuple[HookedProcess, ...]:
@@ -28,7 +31,12 @@ def process_rows(evidence: Evidence) -> tuple[HookedProcess, ...]:
     if not {*sampled} <= {*hooked, *reasons}:  # a session that did not end, or was not ours
         seen = hooked_processes(evidence.run_dir.server)
         reasons = {**{one.pid: one.reason for one in seen if not one.hooked}, **reasons}
-    rows = [_row(evidence, pid, hooked.get(pid), sampled.get(pid), reasons.get(pid)) for pid in {*hooked, *sampled}]
+    unread = {pid: (role, _DAMAGED) for pid, role in damaged_hooks(evidence.captures).items()}
+    unread |= {pid: (role, _LOST) for pid, role in evidence.lost_hooks.items()}
+    rows = [
+        _row(evidence, pid, hooked.get(pid), sampled.get(pid), reasons.get(pid), unread.get(pid))
+        for pid in {*hooked, *sampled, *unread}
+    ]
     return tuple(sorted(rows, key=lambda row: (_rank(row.role), row.pid)))
 
 
@@ -56,18 +64,24 @@ def _noted(run: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
 
 
 def _row(
-    evidence: Evidence, pid: int, passes: Passes | None, samples: ProcessSamples | None, reason: str | None
+    evidence: Evidence,
+    pid: int,
+    passes: Passes | None,
+    samples: ProcessSamples | None,
+    reason: str | None,
+    unread: tuple[str, str] | None,
 ) -> HookedProcess:
+    """`unread`: role, and what became of the record, of a process whose hook's record is lost or damaged."""
     role = passes.process.role if passes is not None else samples.role if samples is not None else "other"
     command = samples.command if samples is not None and samples.command else ""
     rss = samples.rss_last_mb(evidence.start_ns, evidence.end_ns) if samples is not None else None
     if passes is None:
         return HookedProcess(
             pid=pid,
-            role=role,
+            role=unread[0] if samples is None and unread is not None else role,
             command=command,
-            hooked=False,
-            reason=reason or "the hook did not load in it",
+            hooked=unread is not None,
+            reason=unread[1] if unread is not None else reason or "the hook did not load in it",
             rss_mb=rss,
         )
     process, watched = passes.process, _watched(evidence, passes)

@@ -46,7 +46,7 @@ def _judge(findings: Findings, causes: Sequence[Cause], processes: Sequence[Hook
     if grown:
         more = "every request" if grown[0].per != "minute" else "every minute"
         return f"Garbage collection becomes a problem here: {spent}. It is little yet, but more with {more}.{ask}", True
-    if totals.duration_s < LEAST_SECONDS:
+    if (findings.evidence.watched_s or totals.duration_s) < LEAST_SECONDS:
         return f"Too short to say: {spent}.", None
     found = f"{spent}{_no_overlap(findings)}"
     if any(cause.kind is CauseKind.HEAP_GROWS for cause in causes):
@@ -66,7 +66,9 @@ def _spent(findings: Findings, words: PassWords, api_processes: int) -> str:
     if totals.gen2_share is None:
         return f"{words.many} of the API process were not watched"
     busiest = f" in the busiest of {api_processes} API processes" if api_processes > 1 else ""
-    passes, span = totals.gen2_passes or 0, duration(totals.duration_s)
+    watched = findings.evidence.watched_s
+    span = duration(totals.duration_s) if watched is None else f"the {duration(watched)} that were watched"
+    passes = totals.gen2_passes or 0
     if not passes and not totals.gen2_seconds:
         nowhere = f" in any of {api_processes} API processes" if api_processes > 1 else ""
         return f"there was no {words.one}{nowhere} in {span}"
