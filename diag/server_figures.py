@@ -89,7 +89,7 @@ def _gc_figures(passes: Passes | None, start_ns: int, end_ns: int) -> list[Serve
             "gen-2 share",
             None if seen is None else seen.seconds(start_ns, end_ns) / (watched / 1e9),
             "fraction",
-            f"Σ pause of {what} in the API process within the window / window length",
+            f"Σ pause of {what} in the API process within the window / the time watched",
             0 if seen is None else seen.overlapping(start_ns, end_ns),
         ),
         ServerFigure(
