@@ -178,14 +178,7 @@ def gc_profile(
     json_path: opt.JsonOption = None,
     markdown: opt.MarkdownOption = None,
     junit: opt.JunitOption = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Write the page there; default: gc-profile.html in the run directory.",
-            rich_help_panel=opt.OUTPUT,
-        ),
-    ] = None,
+    html: opt.HtmlOption = None,
     quiet: opt.QuietOption = False,
 ) -> int:
     given: dict[str, Any] = {**locals(), "foreign": ctx.meta.get(_FOREIGN)}

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -81,14 +80,7 @@ def replay(
     json_path: opt.JsonOption = None,
     markdown: opt.MarkdownOption = None,
     junit: opt.JunitOption = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Write the page there; default: gc-profile.html in the run directory.",
-            rich_help_panel=opt.OUTPUT,
-        ),
-    ] = None,
+    html: opt.HtmlOption = None,
     quiet: opt.QuietOption = False,
 ) -> int:
     """Run 20,000 requests of 2,048/64 at concurrency 64 against the simulated engine, clean and with faults injected.

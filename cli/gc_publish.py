@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,16 +13,15 @@ from typing import Any, Final
 
 from atom.bench.rundir import write_text
 from atom.cli.gc_tables import gate_table, profile_tables
-from atom.cli.outputs import describe_os_error
-from atom.cli.publish import TableConsole, append_step_summary, write_or_print
-from atom.cli.render import Table, markdown, number, print_tables
+from atom.cli.publish import Attempts, TableConsole, append_step_summary, show_tables, write_or_print
+from atom.cli.render import Table, markdown, number
 from atom.diag.gc_profile.arms import Change, RecordedRun, changes
 from atom.diag.gc_profile.export import profile_json, profile_junit
 from atom.diag.gc_profile.gates import Gate, GateResult, check_gates, gate_status
 from atom.diag.gc_profile.model import Profile
 from atom.diag.gc_profile.page import write_page
 from atom.diag.gc_profile.profile import profile_run
-from atom.recipes.errors import ExitStatus, RunError
+from atom.recipes.errors import ExitStatus
 
 __all__ = ["ProfileOutput", "make_profiles", "publish_profiles"]
 
@@ -71,16 +70,7 @@ def publish_profiles(
     """
     results = check_gates(profiles, output.gates)
     changed = [] if compare is None or len(profiles) < 2 else changes(profiles[0], profiles[1])
-    failures: list[str] = []
-
-    def attempt(write: Callable[[], None]) -> None:
-        try:
-            write()
-        except BrokenPipeError:
-            raise
-        except (RunError, OSError) as error:
-            failures.append(describe_os_error(error) if isinstance(error, OSError) else str(error))
-
+    attempt = Attempts()
     text = json.dumps(_document(profiles, results, changed), indent=2, allow_nan=False) + "\n"
     page = output.html
     if home is not None and os.access(home, os.W_OK):
@@ -103,8 +93,7 @@ def publish_profiles(
     attempt(lambda: _show(profiles, [*more, *place], output))
     if output.quiet or output.owns_stdout:
         _complain(results)
-    if failures:
-        raise RunError("; ".join(failures))
+    attempt.raise_failures()
     return gate_status(results)
 
 
@@ -138,14 +127,8 @@ def _relative(value: float | None) -> str:
 def _show(profiles: Sequence[Profile], more: Sequence[Table], output: ProfileOutput) -> None:
     if output.quiet or output.owns_stdout:
         return
-    try:
-        console = TableConsole()
-        print_tables([*profile_tables(profiles, width=console.width), *more], console)
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever read them has seen enough; the run is worth what it is
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
-        raise RunError(f"cannot write standard output: {error.strerror}") from None
+    console = TableConsole()
+    show_tables([*profile_tables(profiles, width=console.width), *more], console)
 
 
 def _complain(results: Sequence[GateResult]) -> None:

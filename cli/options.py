@@ -15,6 +15,7 @@ from atom.cli.outputs import check_distinct, check_writable
 from atom.recipes.errors import UsageError
 
 __all__ = [
+    "HtmlOption",
     "JsonOption",
     "JunitOption",
     "MarkdownOption",
@@ -52,6 +53,15 @@ JunitOption = Annotated[
     Path | None,
     typer.Option(
         "--junit", metavar="PATH|-", help="Write checks as JUnit XML; -: only XML on stdout.", rich_help_panel=OUTPUT
+    ),
+]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        metavar="PATH",
+        help="Write the page there; default: gc-profile.html in the run directory.",
+        rich_help_panel=OUTPUT,
     ),
 ]
 OutputDirOption = Annotated[

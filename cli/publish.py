@@ -17,10 +17,19 @@ from atom.bench.export import junit, vllm_result
 from atom.bench.report.page import write_report
 from atom.bench.rundir import RunDirectory
 from atom.cli.outputs import describe_os_error, write_output
-from atom.cli.render import bench_tables, markdown, print_tables
+from atom.cli.render import Table, bench_tables, markdown, print_tables
 from atom.recipes.errors import RunError
 
-__all__ = ["Output", "TableConsole", "append_step_summary", "publish", "show", "write_or_print"]
+__all__ = [
+    "Attempts",
+    "Output",
+    "TableConsole",
+    "append_step_summary",
+    "publish",
+    "show",
+    "show_tables",
+    "write_or_print",
+]
 
 LOG_WIDTH: Final = 100
 """Cells; where no terminal says how wide it is."""
@@ -52,16 +61,7 @@ class Output:
 def publish(run_dir: RunDirectory, summary: Mapping[str, Any], output: Output) -> None:
     """Write summary.json, report.html and everything in `output`. What cannot be written keeps nothing else from being
     written or shown; RunError names it at the end."""
-    failures: list[str] = []
-
-    def attempt(write: Callable[[], None]) -> None:
-        try:
-            write()
-        except BrokenPipeError:
-            raise
-        except (RunError, OSError) as error:
-            failures.append(describe_os_error(error) if isinstance(error, OSError) else str(error))
-
+    attempt = Attempts()
     attempt(lambda: run_dir.write_summary(summary))
     attempt(lambda: write_report(run_dir, summary))
     tables = bench_tables(summary, str(run_dir.report_html))
@@ -76,21 +76,34 @@ def publish(run_dir: RunDirectory, summary: Mapping[str, Any], output: Output) -
     if output.step_summary is not None:
         append_step_summary(output.step_summary, markdown(tables) + "\n")
     attempt(lambda: show(summary, output, str(run_dir.report_html)))
-    if failures:
-        raise RunError("; ".join(failures))
+    attempt.raise_failures()
 
 
 def show(summary: Mapping[str, Any], output: Output, location: str | None = None) -> None:
     """Print the tables, unless standard output is for something else. RunError if it takes none."""
     if output.quiet or output.owns_stdout:
         return
-    try:
-        print_tables(bench_tables(summary, location), TableConsole())
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever read them has seen enough; the run is worth what it is
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
-        raise RunError(f"cannot write standard output: {error.strerror}") from None
+    show_tables(bench_tables(summary, location), TableConsole())
+
+
+class Attempts:
+    """Writes, one after the other: one that fails keeps none of the others from being made."""
+
+    def __init__(self) -> None:
+        self._failures: list[str] = []
+
+    def __call__(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except BrokenPipeError:
+            raise
+        except (RunError, OSError) as error:
+            self._failures.append(describe_os_error(error) if isinstance(error, OSError) else str(error))
+
+    def raise_failures(self) -> None:
+        """RunError that names everything that could not be written."""
+        if self._failures:
+            raise RunError("; ".join(self._failures))
 
 
 class TableConsole(Console):
@@ -103,6 +116,17 @@ class TableConsole(Console):
     def on_broken_pipe(self) -> None:
         """Rich would end the process with a status of its own."""
         raise BrokenPipeError
+
+
+def show_tables(tables: Sequence[Table], console: TableConsole) -> None:
+    """Print tables. A reader that has gone is none of our business; RunError if standard output takes no more."""
+    try:
+        print_tables(tables, console)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read them has seen enough; the run is worth what it is
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        raise RunError(f"cannot write standard output: {error.strerror}") from None
 
 
 def _result_json(run_dir: RunDirectory, summary: Mapping[str, Any], output: Output) -> str:
