@@ -28,6 +28,7 @@ from atom.diag.python_process import find_runtime, libc_function
 from atom.recipes.errors import UsageError
 from atom.recipes.processes import command_line, descendants, read_stat
 from atom.recipes.recipe import Roles
+from tests.waiting import until
 
 WAIT_S = 30.0
 ROLES = Roles(api=("the-api",), core=("the-core",))
@@ -73,13 +74,6 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in started:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def ask(process: subprocess.Popen[str], question: str) -> str:

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from atom.recipes.command import recipe_from_command
 from atom.recipes.errors import RunError, ServerDiedError, UsageError
 from atom.recipes.launcher import LaunchOptions, launch
 from atom.recipes.processes import labelled_processes, read_stat
+from tests.waiting import until
 
 STAND_IN = str(Path(__file__).with_name("stand_in_server.py"))
 WAIT_S = 30.0
@@ -38,13 +38,6 @@ def watch(run_dir: RunDirectory, seconds: float = 1.3) -> Load:
 
 def lines(run_dir: RunDirectory, name: str) -> list[dict[str, Any]]:
     return list(read_jsonl(run_dir.server / name))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @contextlib.contextmanager

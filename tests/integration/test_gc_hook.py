@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from atom.diag.gc_hook.passes import CAPACITY
 from atom.diag.gc_injection import hook_environment, hook_python_path
 from atom.diag.gc_records import GcProcess, check_books, read_gc_records
 from atom.recipes.recipe import Roles
+from tests.waiting import until
 
 WAIT_S = 30.0
 ROLES = Roles(api=("the-api",), core=("the-core",))
@@ -191,13 +191,6 @@ def running(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]
     for process in started:
         process.kill()
         process.wait()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_kill_9_leaves_what_was_recorded(tmp_path: Path, running: Callable[[str], subprocess.Popen[bytes]]) -> None:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from atom.cli.serve import _plan, _stop_grace
 from atom.recipes.errors import UsageError
 from atom.recipes.processes import LABEL_VARIABLE, labelled_processes, listening_processes, read_stat
 from atom.recipes.spawn import import_root
+from tests.waiting import until
 
 STAND_IN = Path(__file__).with_name("stand_in_server.py")
 WAIT_S = 30.0
@@ -35,13 +35,6 @@ def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedP
     return subprocess.run(
         atom(*words), capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **(env or {})}
     )
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from atom.recipes.processes import labelled_processes, read_stat
 from atom.recipes.recipe import Recipe, Roles, Stop
 from atom.recipes.resolve import resolve_recipe
 from atom.recipes.spawn import import_root
+from tests.waiting import until
 
 STAND_IN = Path(__file__).with_name("stand_in_server.py")
 WAIT_S = 30.0
@@ -51,13 +52,6 @@ def recipe(*behaviours: str) -> Recipe:
 def outcome(started_ns: int, **fields: Any) -> LoadOutcome:
     given: dict[str, Any] = {"started": 1, "sent": 1, "completed": 1, "failed": 0, "cancelled": 0, "interrupted": False}
     return LoadOutcome(started_ns=started_ns, ended_ns=time.monotonic_ns(), first_error=None, **{**given, **fields})
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def lines_in(path: Path) -> int:

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from atom.engine.errors import (
 )
 from atom.engine.messages import CoreInput
 from atom.engine.sampling_params import SamplingParams
+from tests.waiting import until
 
 FAKE_CORE = Path(__file__).with_name("fake_core.py")
 DIE, FAIL, GARBAGE, REFUSE, PAUSE = range(1_000, 1_005)
@@ -55,14 +56,6 @@ def running(*arguments: str, **options: Any) -> Iterator[CoreManager]:
         yield manager
     finally:
         manager.shutdown(timeout=5.0)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what must happen; a generous deadline only keeps a failing test from hanging."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.002)
 
 
 def collect(manager: CoreManager, count: int) -> list[ApiSequence]:

@@ -8,8 +8,7 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from atom.engine.core_manager import CoreManager
 from atom.engine.errors import AtomEngineError, EngineDeadError, QueueFullError
 from atom.engine.messages import AddRequest, CoreInput
 from atom.engine.sampling_params import SamplingParams
+from tests.waiting import until
 
 FAKE_CORE = Path(__file__).with_name("fake_core.py")
 DIE, FAIL, GARBAGE, REFUSE, PAUSE = range(1_000, 1_005)
@@ -54,13 +54,6 @@ def running(*arguments: str, **options: Any) -> Iterator[CoreManager]:
         yield manager
     finally:
         manager.shutdown(timeout=5.0)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.002)
 
 
 class Ends:

@@ -8,8 +8,7 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,7 @@ from atom.engine.llm_engine import LLMEngine
 from atom.engine.loading.byte_tokenizer import ByteTokenizer
 from atom.engine.sampling_params import SamplingParams
 from atom.engine.streaming import StreamDispatcher, TokenEvent
+from tests.waiting import until
 
 FAKE_CORE = Path(__file__).with_name("fake_core.py")
 PAUSE = 1_004
@@ -53,13 +53,6 @@ def manager_of(config: EngineConfig = CONFIG, *arguments: str) -> CoreManager:
 def service(config: EngineConfig = CONFIG) -> Iterator[EngineService]:
     with EngineService(config, manager=manager_of(config), tokenizer=FakeTokenizer()) as running:
         yield running
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.002)
 
 
 class Log:
