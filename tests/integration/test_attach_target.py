@@ -24,8 +24,9 @@ from atom.diag.python_process import find_runtime
 from atom.recipes.errors import UsageError
 from atom.recipes.recipe import Roles
 
-LISTEN = "import socket,time; s=socket.create_server(('127.0.0.1',0)); print('up',flush=True); time.sleep(600)"
-SLEEP = "import time; print('up', flush=True); time.sleep(600)"
+# One write per line: unbuffered, print writes its text and its newline apart, and two processes on one pipe mix.
+SLEEP = r"import os,time; os.write(1, b'up\n'); time.sleep(600)"
+LISTEN = "import socket; s=socket.create_server(('127.0.0.1',0)); " + SLEEP
 
 
 @contextlib.contextmanager
