@@ -1,4 +1,5 @@
-"""What a load is: where it goes, which requests, when they are sent. No I/O here; `bench/runner.py` drives it."""
+"""What a load is: where it goes, what is sent, under which limits. No I/O here: `bench/driver.py` says how a load is
+driven, `bench/runner.py` sends."""
 
 from __future__ import annotations
 
@@ -7,12 +8,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import urlsplit
+
+import numpy as np
+import numpy.typing as npt
 
 from atom.recipes.errors import UsageError
 
-__all__ = ["Api", "Endpoint", "LoadSpec", "PlannedRequest", "RequestSource", "parse_goodput"]
+if TYPE_CHECKING:
+    from atom.bench.driver import Driver
+
+__all__ = ["Api", "Endpoint", "LoadSpec", "PlannedRequest", "RequestSource", "Shard", "Workload", "parse_goodput"]
 
 
 class Api(StrEnum):
@@ -28,6 +35,8 @@ class Endpoint:
 
     base_url: str
     """`http://host:port`, without the API path."""
+    more_urls: tuple[str, ...] = ()
+    """Further servers of the same model: requests go to each in turn."""
     path: str = "/v1/completions"
     api: Api = Api.COMPLETIONS
     model: str = ""
@@ -39,7 +48,8 @@ class Endpoint:
     connect_timeout: float = 30.0
 
     def __post_init__(self) -> None:
-        _check_base_url(self.base_url)
+        for url in self.base_urls:
+            _check_base_url(url)
         if not re.fullmatch(r"/[!-~]*", self.path):
             raise UsageError(f"--endpoint must begin with '/' and hold visible ASCII characters, got {self.path!r}")
         if self.api_key is not None and not re.fullmatch(r"[!-~]+", self.api_key):
@@ -48,6 +58,10 @@ class Endpoint:
             _check_header(name, value)
         if not (self.request_timeout > 0 and math.isfinite(self.request_timeout)):
             raise UsageError(f"--request-timeout must be positive and finite, got {self.request_timeout:g}")
+
+    @property
+    def base_urls(self) -> tuple[str, ...]:
+        return (self.base_url, *self.more_urls)
 
 
 _OWN_HEADERS: Final = frozenset(
@@ -87,12 +101,38 @@ class PlannedRequest:
     """max_tokens asked for."""
     session: str | None = None
     turn: int | None = None
+    tags: Mapping[str, Any] | None = None
+    """Small JSON that the record keeps: what the load knows of this request and a report wants to group by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The share of one process in a load: worker `index` of `of`."""
+
+    index: int = 0
+    of: int = 1
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.index < self.of
+
+    def owns(self, index: int) -> bool:
+        """Whether request (lane, session) `index` is this process's."""
+        return index % self.of == self.index
+
+    def share(self, total: int) -> int:
+        """How many of 0 … `total` − 1 it owns."""
+        return len(range(self.index, total, self.of))
 
 
 class RequestSource(Protocol):
-    """The requests of a load: the same for the same seed, whoever asks for them and in which order."""
+    """The requests of a load: the same for the same seed, whoever asks for them and in which order. Picklable."""
 
     def __len__(self) -> int: ...
+
+    def offsets_ns(self) -> npt.NDArray[np.int64] | None:
+        """[len] nanoseconds from the start of the load, ascending, where the requests have times of their own (a
+        trace); None: the load's arrivals decide."""
+        ...
 
     def request(self, index: int) -> PlannedRequest: ...
 
@@ -105,26 +145,40 @@ class RequestSource(Protocol):
         ...
 
 
-MAX_SCHEDULE_S: Final = 10 * 365 * 86400.0
-"""Arrivals are nanoseconds in 64 bits; this is far inside, and beyond what anybody waits for."""
+class Workload(Protocol):
+    """What a load sends, and in which order: a picklable description, the same for every process of the load."""
+
+    def describe(self) -> dict[str, Any]:
+        """Its parameters, for run.json."""
+        ...
+
+    def size(self) -> int | None:
+        """Measured requests of the whole load; None where a duration ends it."""
+        ...
+
+    def driver(self, spec: LoadSpec) -> Driver:
+        """What drives the share of `spec.shard`."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadSpec:
-    """One load: requests, arrivals, limits."""
+    """One load: what it sends, where, and its limits. The same in every process of the load, but for `shard`."""
 
     name: str
     endpoint: Endpoint
-    source: RequestSource
-    request_rate: float = math.inf
-    """Requests per second; inf: as fast as `max_concurrency` lets through."""
-    burstiness: float = 1.0
-    """Shape of the gamma distributed gaps: 1 is Poisson, below 1 burstier, above 1 more even."""
+    workload: Workload
     max_concurrency: int | None = None
+    """Most requests at once, over all processes."""
     num_warmups: int = 0
     seed: int = 0
     duration: float | None = None
     """Seconds after which no request is started; None: until all are done."""
+    grace_period: float | None = None
+    """Seconds that requests may take beyond `duration` before they are cancelled; None: as long as they take."""
+    cancellation_rate: float = 0.0
+    """Share of the requests that this client cancels on purpose, `cancellation_delay` seconds after sending them."""
+    cancellation_delay: float = 0.0
     ignore_eos: bool = False
     keep_text: bool = False
     """Keep each response's text in its record (`--save-detailed`)."""
@@ -133,26 +187,33 @@ class LoadSpec:
     goodput: Mapping[str, float] = field(default_factory=dict)
     """SLO per metric (`ttft`, `tpot`, `e2el`), in milliseconds."""
     worker: str = "0"
+    """Names this process's files in the run directory."""
+    shard: Shard = Shard()
 
     def __post_init__(self) -> None:
-        if len(self.source) < 1:
-            raise UsageError("--num-prompts must be at least 1")
-        if not self.request_rate > 0:
-            raise UsageError(f"--request-rate must be positive or inf, got {self.request_rate:g}")
-        if len(self.source) / self.request_rate > MAX_SCHEDULE_S:
-            raise UsageError(
-                f"--request-rate {self.request_rate:g}: {len(self.source):,} requests would take more than ten years"
-            )
-        if not (self.burstiness > 0 and math.isfinite(self.burstiness)):
-            raise UsageError(f"--burstiness must be positive, got {self.burstiness:g}")
+        if self.workload.size() is None and self.duration is None:
+            raise UsageError("a load without an end of its own needs --duration")
         if self.max_concurrency is not None and self.max_concurrency < 1:
             raise UsageError(f"--max-concurrency must be at least 1, got {self.max_concurrency}")
+        if self.max_concurrency is not None and self.max_concurrency < self.shard.of:
+            raise UsageError(
+                f"--max-concurrency {self.max_concurrency} is less than the {self.shard.of} processes that share the "
+                "load (--workers, MPI ranks): each needs one"
+            )
         if self.num_warmups < 0:
             raise UsageError(f"--num-warmups must not be negative, got {self.num_warmups}")
         if self.seed < 0:
             raise UsageError(f"--seed must not be negative, got {self.seed}")
         if self.duration is not None and not (self.duration > 0 and math.isfinite(self.duration)):
             raise UsageError(f"--duration must be positive and finite, got {self.duration:g}")
+        if self.grace_period is not None and not (self.grace_period >= 0 and math.isfinite(self.grace_period)):
+            raise UsageError(f"--grace-period must not be negative, and finite, got {self.grace_period:g}")
+        if self.grace_period is not None and self.duration is None:
+            raise UsageError("--grace-period is counted from the end of --duration, which is not given")
+        if not 0 <= self.cancellation_rate <= 1:
+            raise UsageError(f"--request-cancellation-rate is a share from 0 to 1, got {self.cancellation_rate:g}")
+        if not (self.cancellation_delay >= 0 and math.isfinite(self.cancellation_delay)):
+            raise UsageError(f"--request-cancellation-delay must not be negative, got {self.cancellation_delay:g}")
         if not 0 <= self.failed_request_threshold <= 1:
             raise UsageError(
                 f"--failed-request-threshold is a share from 0 to 1, got {self.failed_request_threshold:g}"
@@ -163,20 +224,23 @@ class LoadSpec:
         return {
             "name": self.name,
             "base_url": _without_credentials(self.endpoint.base_url),
+            "more_urls": [_without_credentials(url) for url in self.endpoint.more_urls],
             "endpoint": self.endpoint.path,
             "api": str(self.endpoint.api),
             "model": self.endpoint.model,
-            "num_prompts": len(self.source),
-            "request_rate": self.request_rate if math.isfinite(self.request_rate) else "inf",
-            "burstiness": self.burstiness,
+            "num_prompts": self.workload.size(),
             "max_concurrency": self.max_concurrency,
             "num_warmups": self.num_warmups,
             "seed": self.seed,
             "duration_s": self.duration,
+            "grace_period_s": self.grace_period,
+            "cancellation_rate": self.cancellation_rate,
+            "cancellation_delay_s": self.cancellation_delay,
+            "workers": self.shard.of,
             "ignore_eos": self.ignore_eos,
             "failed_request_threshold": self.failed_request_threshold,
             "goodput_ms": dict(self.goodput),
-            "source": self.source.describe(),
+            **self.workload.describe(),
         }
 
 

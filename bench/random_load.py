@@ -86,6 +86,9 @@ class RandomSource:
     def warmup(self, index: int) -> PlannedRequest:
         return self._plan(np.random.default_rng([self.seed, _WARMUP, index]))
 
+    def offsets_ns(self) -> None:
+        return None
+
     def describe(self) -> dict[str, Any]:
         return {
             "random_input_len": self.input_len,

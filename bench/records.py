@@ -71,6 +71,8 @@ class RequestRecord:
     """1 if the first attempt hit a keep-alive connection that the server had closed."""
     anomalies: Mapping[str, int] = field(default_factory=dict)
     text: str | None = None
+    tags: Mapping[str, Any] | None = None
+    """What the load knew of the request beforehand (`PlannedRequest.tags`)."""
 
     def to_line(self) -> str:
         error = None
@@ -104,6 +106,7 @@ class RequestRecord:
                 "retries": self.retries,
                 "anomalies": dict(self.anomalies),
                 "text": self.text,
+                "tags": None if self.tags is None else dict(self.tags),
                 "chunk_ns": list(self.chunk_ns),
                 "chunk_tokens": None if self.chunk_tokens is None else list(self.chunk_tokens),
             },
@@ -136,6 +139,8 @@ class RequestRecord:
         anomalies = fields.setdefault("anomalies", {})
         if not isinstance(anomalies, dict) or not _counts(list(anomalies.values())):
             raise ValueError("anomalies must be an object of whole numbers")
+        if not isinstance(fields.get("tags"), dict | None):
+            raise ValueError("tags must be an object or null")
         record = cls(**fields, error_class=error.get("class"), error_message=error.get("message"))
         record._check_order()
         return record

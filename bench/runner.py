@@ -1,12 +1,12 @@
-"""Drives a load: makes its requests ready, warms up, runs the measured phase, and appends a record per request to the
-run directory. No statistics here: `bench/summary.py` makes them from the run directory."""
+"""Runs one process's share of a load: has its driver prepare, warm up and measure, sends what the driver asks for, and
+appends a record per request to the run directory. No statistics here: `bench/summary.py` makes them from the run
+directory. Several processes: `bench/workers.py`."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import gc
-import heapq
 import resource
 import ssl
 import threading
@@ -17,17 +17,13 @@ from time import monotonic_ns
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import numpy as np
-import numpy.typing as npt
-
-from atom.bench.arrivals import arrival_offsets_ns
 from atom.bench.connection import ConnectionPool, Exchange, WorkQueue
+from atom.bench.driver import Rendezvous
 from atom.bench.http1 import request_head
 from atom.bench.load import Endpoint, LoadSpec, PlannedRequest
 from atom.bench.records import MEASURED, WARMUP, Outcome, RequestRecord
 from atom.bench.rundir import JsonlWriter, RunDirectory
 from atom.bench.selfwatch import SelfWatch
-from atom.bench.spool import RequestSpool
 from atom.bench.stream import StreamReader
 from atom.recipes.errors import RunError
 
@@ -43,7 +39,8 @@ class Progress:
 
     phase: str = "preparing"
     """`preparing`, `warmup`, `measured` or `done`."""
-    total: int = 0
+    total: int | None = 0
+    """Measured requests; None where the load ends by its duration."""
     started: int = 0
     sent: int = 0
     """Of those started, the ones that had a connection to go out on."""
@@ -89,9 +86,16 @@ OnProgress = Callable[[Progress], None]
 
 
 async def run_load(
-    spec: LoadSpec, run_dir: RunDirectory, on_progress: OnProgress | None, stop: asyncio.Event
+    spec: LoadSpec,
+    run_dir: RunDirectory,
+    on_progress: OnProgress | None,
+    stop: asyncio.Event,
+    rendezvous: Rendezvous | None = None,
 ) -> LoadOutcome:
-    """Run `spec` against its endpoint and append one record per request to `run_dir`.
+    """Run the share of `spec.shard` against the endpoint and append one record per request to `run_dir`.
+
+    With a `rendezvous`, each phase begins when the other processes of the load are ready for it too, and run.json is
+    left to whoever started them.
 
     `on_progress` is called about four times a second from the event loop and must return at once. Setting `stop` ends
     the load early: open requests are cancelled, their partial records kept, and `interrupted` is True. Failures of
@@ -99,7 +103,7 @@ async def run_load(
     """
     _raise_file_limit()
     with run_dir.requests_writer(spec.worker) as requests, run_dir.client_writer(spec.worker) as client:
-        run = _Run(spec, requests, client, on_progress)
+        run = _Run(spec, requests, client, on_progress, rendezvous)
         try:
             return await run.run(run_dir, stop)
         finally:
@@ -119,9 +123,16 @@ def run_in_loop(main: Coroutine[Any, Any, _T]) -> _T:
 
 class _Run:
     def __init__(
-        self, spec: LoadSpec, requests: JsonlWriter, client: JsonlWriter, on_progress: OnProgress | None
+        self,
+        spec: LoadSpec,
+        requests: JsonlWriter,
+        client: JsonlWriter,
+        on_progress: OnProgress | None,
+        rendezvous: Rendezvous | None,
     ) -> None:
         self._spec = spec
+        self._driver = spec.workload.driver(spec)
+        self._rendezvous = rendezvous
         self._requests = requests
         self._on_progress = on_progress
         self._loop = asyncio.get_running_loop()
@@ -131,27 +142,39 @@ class _Run:
         self._head = _request_head(spec.endpoint)
         self._watch = SelfWatch(client, self._counters, self._fail)
         self._ticker: asyncio.TimerHandle | None = None
-        self._progress = Progress(total=len(spec.source))
+        self._progress = Progress(total=self._driver.total)
         self._phase = WARMUP
         self._started_ns = monotonic_ns()
         self._busy_ns = 0
         """Time-weighted number of requests on the server, for Little's law: for each request that was sent, from then
         until its lane took note of its end."""
         self._sent_before = 0
-        self._closed = False
+        self._grace_over = False
+        self.closed = False
         """No further request is started (`--duration`)."""
+
+    @property
+    def started_ns(self) -> int:
+        return self._started_ns
+
+    def event(self, name: str, **fields: Any) -> None:
+        self._watch.event(name, **fields)
 
     async def run(self, run_dir: RunDirectory, stop: asyncio.Event) -> LoadOutcome:
         interrupted = asyncio.ensure_future(stop.wait())
-        run_dir.write_run_json({"load": self._spec.describe()})
+        if self._rendezvous is None:
+            run_dir.write_run_json({"load": self._spec.describe()})
         self._watch.start()
         self._tick()
         try:
             if await self._until(self._prepare(), interrupted):
                 if await self._until(self._warm_up(), interrupted):
                     with _frozen_heap():
-                        self._begin_measured(run_dir)
-                        await self._until(self._measured(), interrupted)
+                        if await self._until(self._meet(MEASURED), interrupted):
+                            self._begin_measured(run_dir)
+                            await self._until(self._measured(), interrupted)
+                        else:
+                            self._begin_measured(run_dir)
                 else:
                     self._begin_measured(run_dir)
             return self._end(interrupted=stop.is_set())
@@ -173,105 +196,86 @@ class _Run:
         return finished and not interrupted.done()
 
     async def _prepare(self) -> None:
-        spec, stop = self._spec, threading.Event()
-
-        def requests() -> Iterator[PlannedRequest]:
-            for index in range(len(spec.source)):
-                if stop.is_set():
-                    return
-                yield spec.source.request(index)
-
+        stop = threading.Event()
         # A thread cannot be cancelled, and one that is left behind holds up the end of the process: it is asked to
         # stop, and waited for.
-        making = self._loop.run_in_executor(None, RequestSpool, requests())
+        making = self._loop.run_in_executor(None, self._driver.prepare, stop.is_set)
         try:
-            self._plans = await asyncio.shield(making)
-            self._offsets = await asyncio.to_thread(
-                arrival_offsets_ns, len(spec.source), spec.request_rate, spec.burstiness, spec.seed
-            )
+            await asyncio.shield(making)
         except asyncio.CancelledError:
             stop.set()
             with contextlib.suppress(RunError):
-                (await making).close()
+                await making
             raise
 
+    async def _meet(self, phase: str) -> None:
+        """Wait until every process of the load is ready for `phase`."""
+        if self._rendezvous is not None:
+            begin = await self._rendezvous.ready(phase)
+            while (wait := begin - monotonic_ns()) > 0:  # noqa: ASYNC110 (a timer may fire early)
+                await asyncio.sleep(wait / 1e9)
+
     async def _warm_up(self) -> None:
-        count = self._spec.num_warmups
         self._progress.phase = WARMUP
-        if count:
-            width = min(count, self._spec.max_concurrency or count)
-            plans = map(self._spec.source.warmup, range(count))
-            await self._lanes(enumerate(plans), width)
+        await self._meet(WARMUP)
+        self._started_ns = monotonic_ns()
+        await self._driver.warm_up(self)
 
     def _begin_measured(self, run_dir: RunDirectory) -> None:
         self._watch.restart()
         self._phase = self._progress.phase = MEASURED
         self._busy_ns, self._sent_before = 0, self._pool.sent
         self._started_ns = monotonic_ns()
-        self._watch.event("measured_start", requests=len(self._spec.source))
-        run_dir.write_run_json({"measured_start_ns": self._started_ns})
+        self._watch.event("measured_start", requests=self._driver.total)
+        if self._rendezvous is None:
+            run_dir.write_run_json({"measured_start_ns": self._started_ns})
 
     async def _measured(self) -> None:
-        timer = None
-        if self._spec.duration is not None:
-            timer = self._loop.call_later(self._spec.duration, self._close_entry)
+        measuring = asyncio.ensure_future(self._driver.measure(self))
+        timers: list[asyncio.TimerHandle] = []
+        if (duration := self._spec.duration) is not None:
+            timers.append(self._loop.call_later(duration, self._close_entry))
+            if (grace := self._spec.grace_period) is not None:
+                timers.append(self._loop.call_later(duration + grace, self._out_of_grace, measuring))
         try:
-            if self._offsets is None:
-                width = min(len(self._plans), self._spec.max_concurrency or len(self._plans))
-                await self._lanes(((i, self._plans[i]) for i in range(len(self._plans))), width)
-            else:
-                await self._scheduled(self._offsets)
+            await measuring
+        except asyncio.CancelledError:
+            if not self._grace_over:
+                measuring.cancel()
+                await asyncio.wait({measuring})
+                raise
         finally:
-            if timer is not None:
+            for timer in timers:
                 timer.cancel()
 
-    async def _lanes(self, plans: Iterator[tuple[int, PlannedRequest]], width: int) -> None:
-        """Closed loop: `width` lanes, each sends its next request when its last one has ended."""
+    def _close_entry(self) -> None:
+        self.closed = True
 
-        async def lane(number: int) -> None:
-            for index, plan in plans:
-                if self._closed:
-                    return
-                await self._request(index, plan, number, None, monotonic_ns())
+    def _out_of_grace(self, measuring: asyncio.Future[None]) -> None:
+        """Cancel what is still open; the records say so."""
+        self._grace_over = True
+        measuring.cancel()
 
-        async with asyncio.TaskGroup() as group:
-            for number in range(width):
-                group.create_task(lane(number))
+    async def send(
+        self,
+        plan: PlannedRequest,
+        *,
+        index: int,
+        lane: int,
+        scheduled_ns: int | None = None,
+        ready_ns: int | None = None,
+    ) -> RequestRecord:
+        return await (await self.perform(plan, index=index, lane=lane, scheduled_ns=scheduled_ns, ready_ns=ready_ns))
 
-    async def _scheduled(self, offsets_ns: npt.NDArray[np.int64]) -> None:
-        """Open loop: each request at its time, or when a slot is free if `--max-concurrency` holds it back."""
-        limit = self._spec.max_concurrency or len(offsets_ns)
-        slots = asyncio.Semaphore(limit)
-        free: list[int] = []
-
-        async def send(index: int, lane: int, due: int, ready: int) -> None:
-            try:
-                await self._request(index, self._plans[index], lane, due, ready)
-            finally:
-                heapq.heappush(free, lane)
-                slots.release()
-
-        async with asyncio.TaskGroup() as group:
-            lanes = 0
-            released = 0  # when the limit last let a request through: those behind it could not go before
-            for index, offset in enumerate(offsets_ns.tolist()):
-                due = self._started_ns + offset
-                while (wait := due - monotonic_ns()) > 0:  # noqa: ASYNC110 (a timer may fire early)
-                    await asyncio.sleep(wait / 1e9)
-                held_back = slots.locked()
-                await slots.acquire()
-                if held_back:
-                    released = monotonic_ns()
-                ready = max(due, released)
-                if self._closed:
-                    return
-                if free:
-                    lane = heapq.heappop(free)
-                else:
-                    lane, lanes = lanes, lanes + 1
-                group.create_task(send(index, lane, due, ready))
-
-    async def _request(self, index: int, plan: PlannedRequest, lane: int, due: int | None, ready: int) -> None:
+    async def perform(
+        self,
+        plan: PlannedRequest,
+        *,
+        index: int,
+        lane: int,
+        scheduled_ns: int | None = None,
+        ready_ns: int | None = None,
+    ) -> asyncio.Future[RequestRecord]:
         exchange = Exchange(StreamReader(self._spec.endpoint.api, keep_text=self._spec.keep_text), self._loop)
         record = RequestRecord(
             index=index,
@@ -280,11 +284,13 @@ class _Run:
             lane=lane,
             session=plan.session,
             turn=plan.turn,
-            scheduled_ns=due,
-            ready_ns=ready,
+            scheduled_ns=scheduled_ns,
+            ready_ns=monotonic_ns() if ready_ns is None else ready_ns,
             input_len=plan.input_len,
             output_len=plan.output_len,
+            tags=plan.tags,
         )
+        recorded: asyncio.Future[RequestRecord] = self._loop.create_future()
         progress = self._progress
         progress.running += 1
         progress.started += self._phase == MEASURED
@@ -297,9 +303,12 @@ class _Run:
             progress.running -= 1
             if self._phase == MEASURED and exchange.sent_ns is not None:
                 self._busy_ns += monotonic_ns() - exchange.sent_ns
-            self._work.later(partial(self._record, record, exchange, cancelled))
+            self._work.later(partial(self._record, record, exchange, recorded, cancelled))
+        return recorded
 
-    def _record(self, record: RequestRecord, exchange: Exchange, cancelled: bool) -> None:
+    def _record(
+        self, record: RequestRecord, exchange: Exchange, recorded: asyncio.Future[RequestRecord], cancelled: bool
+    ) -> None:
         record.sent_ns, record.end_ns = exchange.sent_ns, exchange.end_ns
         record.connect_ns, record.retries = exchange.connect_ns, exchange.retries
         if cancelled:
@@ -312,6 +321,8 @@ class _Run:
         self._requests.append_line(record.to_line())
         if record.phase == MEASURED:
             self._count(record)
+        if not recorded.done():
+            recorded.set_result(record)
 
     def _count(self, record: RequestRecord) -> None:
         progress = self._progress
@@ -362,16 +373,12 @@ class _Run:
             self._ticker.cancel()
         self._watch.cancel()
         self._pool.close()
-        if hasattr(self, "_plans"):
-            self._plans.close()
+        self._driver.close()
         self._failure.cancel()
 
     def _fail(self, error: Exception) -> None:
         if not self._failure.done():
             self._failure.set_exception(error)
-
-    def _close_entry(self) -> None:
-        self._closed = True
 
     def _tick(self) -> None:
         if self._phase == MEASURED:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from atom.bench.load import PlannedRequest
 from atom.recipes.errors import RunError
@@ -25,6 +25,7 @@ class _Entry:
     output_len: int | None
     session: str | None
     turn: int | None
+    tags: Mapping[str, Any] | None
 
 
 class RequestSpool:
@@ -48,7 +49,15 @@ class RequestSpool:
         for request in requests:
             self._file.write(request.body)
             self._entries.append(
-                _Entry(offset, len(request.body), request.input_len, request.output_len, request.session, request.turn)
+                _Entry(
+                    offset,
+                    len(request.body),
+                    request.input_len,
+                    request.output_len,
+                    request.session,
+                    request.turn,
+                    request.tags,
+                )
             )
             offset += len(request.body)
 
@@ -59,7 +68,7 @@ class RequestSpool:
         entry = self._entries[index]
         self._file.seek(entry.offset)
         body = self._file.read(entry.size)
-        return PlannedRequest(body, entry.input_len, entry.output_len, entry.session, entry.turn)
+        return PlannedRequest(body, entry.input_len, entry.output_len, entry.session, entry.turn, entry.tags)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # what a full disk did not take is not needed any more

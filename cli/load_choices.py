@@ -5,17 +5,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
-from atom.bench.load import Api, parse_goodput
+from atom.bench.arrivals import Arrivals
+from atom.bench.load import Api, Endpoint, parse_goodput
 from atom.bench.random_load import RandomSource
+from atom.bench.static_load import StaticLoad
+from atom.bench.target import Target
 from atom.cli import options as opt
 from atom.cli.bench_checks import parse_extra_body
 from atom.cli.load_run import LoadFactory, ServerChoice
 from atom.recipes.errors import UsageError
 from atom.recipes.launcher import LaunchOptions
 
-__all__ = ["BACKENDS", "LOAD_DEFAULTS", "check_address", "launch_options", "random_load", "server_choice"]
+__all__ = [
+    "BACKENDS",
+    "LOAD_DEFAULTS",
+    "arrivals",
+    "check_address",
+    "launch_options",
+    "limits",
+    "random_load",
+    "sampling",
+    "server_choice",
+]
 
 BACKENDS: Final = {
     "openai": Api.COMPLETIONS,
@@ -47,6 +61,10 @@ LOAD_DEFAULTS: Final[Mapping[str, Any]] = {
     "request_rate": "inf",
     "burstiness": 1.0,
     "duration": None,
+    "grace_period": None,
+    "request_cancellation_rate": 0.0,
+    "request_cancellation_delay": 0.0,
+    "workers": 1,
     "seed": 0,
     "ignore_eos": False,
     "temperature": 0.0,
@@ -71,9 +89,12 @@ def server_choice(given: dict[str, Any], launch: LaunchOptions) -> ServerChoice:
         raise UsageError(f"--backend must be one of {', '.join(BACKENDS)}; got {given['backend']!r}")
     api = BACKENDS[given["backend"]]
     host = f"[{given['host']}]" if ":" in given["host"] else given["host"]
+    urls = given["base_url"] or [f"http://{host}:{given['port']}"]
+    first, *others = [url.rstrip("/").removesuffix("/v1") for url in ([urls] if isinstance(urls, str) else urls)]
     return ServerChoice(
         recipe=given["recipe"],
-        base_url=(given["base_url"] or f"http://{host}:{given['port']}").rstrip("/").removesuffix("/v1"),
+        base_url=first,
+        more_urls=tuple(others),
         model=given["model"],
         backend=given["backend"],
         api=api,
@@ -96,7 +117,7 @@ def check_address(given: dict[str, Any]) -> None:
             if given[other.removeprefix("--").replace("-", "_")] is not None and source.name == "COMMANDLINE":
                 raise UsageError(f"{other} {why}, {flag} would be ignored: give one of them")
     for name in ("recipe", "base_url", "host", "model", "endpoint"):
-        if given[name] == "":
+        if given[name] == "" or (isinstance(given[name], list) and "" in given[name]):
             raise UsageError(f"--{name.replace('_', '-')} must not be empty")
     if not re.fullmatch(r"[\w.:%-]+", given["host"], re.ASCII):
         raise UsageError(f"--host must be a name or an address, got {given['host']!r}")
@@ -124,19 +145,40 @@ def launch_options(given: dict[str, Any]) -> LaunchOptions:
     )
 
 
+def sampling(given: dict[str, Any]) -> dict[str, Any]:
+    """Sampling parameters of a request's body."""
+    fields = {name: given[name] for name in ("temperature", "top_p", "top_k", "min_p") if given[name] is not None}
+    if given["logprobs"] is None:
+        return fields
+    if BACKENDS[given["backend"]] is Api.COMPLETIONS:
+        return {**fields, "logprobs": given["logprobs"]}
+    return {**fields, "logprobs": True, "top_logprobs": given["logprobs"]}
+
+
+def limits(given: dict[str, Any]) -> dict[str, Any]:
+    """What every load has besides its workload: options of `LoadSpec`."""
+    return {
+        "max_concurrency": given["max_concurrency"],
+        "num_warmups": given["num_warmups"],
+        "seed": given["seed"],
+        "duration": given["duration"],
+        "grace_period": given["grace_period"],
+        "cancellation_rate": given["request_cancellation_rate"],
+        "cancellation_delay": given["request_cancellation_delay"],
+        "ignore_eos": given["ignore_eos"],
+        "keep_text": given["save_detailed"],
+        "failed_request_threshold": given["failed_request_threshold"],
+        "goodput": parse_goodput(given["goodput"] or []),
+    }
+
+
+def arrivals(given: dict[str, Any]) -> Arrivals:
+    return Arrivals(request_rate=opt.parse_rate(given["request_rate"]), burstiness=given["burstiness"])
+
+
 def random_load(given: dict[str, Any]) -> LoadFactory:
     api = BACKENDS[given["backend"]]
-    sampling = {name: given[name] for name in ("temperature", "top_p", "top_k", "min_p") if given[name] is not None}
-    if given["logprobs"] is not None:
-        sampling |= (
-            {"logprobs": given["logprobs"]}
-            if api is Api.COMPLETIONS
-            else {
-                "logprobs": True,
-                "top_logprobs": given["logprobs"],
-            }
-        )
-    source = RandomSource(
+    plan = RandomSource(
         num_prompts=given["num_prompts"],
         api=api,
         model=given["model"] or "",
@@ -148,21 +190,22 @@ def random_load(given: dict[str, Any]) -> LoadFactory:
         vocab_size=given["vocab_size"],
         ignore_eos=given["ignore_eos"],
         continuous_usage_stats=given["continuous_usage_stats"],
-        sampling=sampling,
+        sampling=sampling(given),
         extra_body=parse_extra_body(given["extra_body"]),
     )
-    return LoadFactory(
-        source=source,
-        options={
-            "request_rate": opt.parse_rate(given["request_rate"]),
-            "burstiness": given["burstiness"],
-            "max_concurrency": given["max_concurrency"],
-            "num_warmups": given["num_warmups"],
-            "seed": given["seed"],
-            "duration": given["duration"],
-            "ignore_eos": given["ignore_eos"],
-            "keep_text": given["save_detailed"],
-            "failed_request_threshold": given["failed_request_threshold"],
-            "goodput": parse_goodput(given["goodput"] or []),
-        },
-    )
+    when = arrivals(given)
+
+    def make(endpoint: Endpoint, target: Target | None) -> StaticLoad:
+        source = plan
+        if target is not None:
+            vocab = plan.vocab_size if plan.vocab_size is not None else target.vocab_size
+            source = replace(plan, model=endpoint.model, vocab_size=vocab)
+            limit = target.max_model_len
+            if limit is not None and api is Api.COMPLETIONS and source.max_total_len > limit:
+                raise UsageError(
+                    f"prompt and output can reach {source.max_total_len} tokens, the server's context is {limit}: "
+                    "lower --random-input-len, --random-prefix-len, --random-output-len or --random-range-ratio"
+                )
+        return StaticLoad(source=source, arrivals=when)
+
+    return LoadFactory(make=make, options=limits(given), workers=given["workers"])

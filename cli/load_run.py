@@ -6,13 +6,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from atom.bench.load import Api, Endpoint, LoadSpec
-from atom.bench.random_load import RandomSource
+from atom.bench.load import Api, Endpoint, LoadSpec, Shard, Workload
 from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.runner import LoadOutcome, run_in_loop, run_load
 from atom.bench.summary import summarize
@@ -21,7 +20,6 @@ from atom.cli.progress import LoadProgress, StatusLine
 from atom.cli.server_side import server_side_figures
 from atom.cli.signals import ending_signals, note
 from atom.diag.session import ServerUnderTest
-from atom.recipes.errors import UsageError
 from atom.recipes.launcher import LaunchOptions
 
 __all__ = ["LoadFactory", "LoadRunner", "ServerChoice"]
@@ -33,6 +31,8 @@ class ServerChoice:
 
     recipe: str | None
     base_url: str
+    more_urls: tuple[str, ...] = ()
+    """Further replicas of the same server, for `--base-url` several times."""
     model: str | None
     backend: str
     api: Api
@@ -48,6 +48,7 @@ class ServerChoice:
     def endpoint(self, base_url: str, model: str) -> Endpoint:
         return Endpoint(
             base_url=base_url,
+            more_urls=self.more_urls,
             path=self.path,
             api=self.api,
             model=model,
@@ -60,23 +61,17 @@ class ServerChoice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadFactory:
-    """A load as far as the command line says it; the server's model and vocabulary complete it."""
+    """A load as far as the command line says it; the server's model, vocabulary and context complete it."""
 
-    source: RandomSource
+    make: Callable[[Endpoint, Target | None], Workload]
+    """The workload; without a target everything is checked that can be known before a server is there."""
     options: Mapping[str, Any]
+    """The rest of the `LoadSpec`."""
+    workers: int = 1
 
     def spec(self, name: str, endpoint: Endpoint, target: Target | None) -> LoadSpec:
-        source = self.source
-        if target is not None:
-            vocab = source.vocab_size if source.vocab_size is not None else target.vocab_size
-            source = replace(source, model=endpoint.model, vocab_size=vocab)
-            limit = target.max_model_len
-            if limit is not None and source.api is Api.COMPLETIONS and source.max_total_len > limit:
-                raise UsageError(
-                    f"prompt and output can reach {source.max_total_len} tokens, the server's context is {limit}: "
-                    "lower --random-input-len, --random-prefix-len, --random-output-len or --random-range-ratio"
-                )
-        return LoadSpec(name=name, endpoint=endpoint, source=source, **self.options)
+        workload = self.make(endpoint, target)
+        return LoadSpec(name=name, endpoint=endpoint, workload=workload, shard=Shard(0, self.workers), **self.options)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -143,7 +143,7 @@ def progress_line(progress: Progress, *, bar: bool, width: int | None = None) ->
     """One line: done/total, tok/s, TTFT, running, errors. The bar takes what `width` leaves, if that is enough."""
     if progress.phase in ("preparing", "warmup"):
         return f"{progress.phase} …" + (f" {progress.running} running" if progress.running else "")
-    parts = [f"{progress.done:,}/{progress.total:,}"]
+    parts = [f"{progress.done:,}" if progress.total is None else f"{progress.done:,}/{progress.total:,}"]
     if progress.elapsed_s > 0:
         parts.append(f"{progress.output_tokens / progress.elapsed_s:,.0f} tok/s")
     if progress.ttft_ms is not None:

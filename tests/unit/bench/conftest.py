@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from atom.bench.arrivals import Arrivals
 from atom.bench.load import Endpoint, LoadSpec, PlannedRequest
 from atom.bench.records import RequestRecord, read_records
 from atom.bench.rundir import RunDirectory
 from atom.bench.runner import LoadOutcome, run_load
+from atom.bench.static_load import StaticLoad
 
 settings.register_profile("no-deadline", deadline=None)
 settings.load_profile("no-deadline")  # a busy machine is no failure
@@ -183,6 +185,9 @@ class FixedSource:
     def warmup(self, index: int) -> PlannedRequest:
         return PlannedRequest(json.dumps({"warmup": index, "stream": True}).encode(), 5, self.output_len)
 
+    def offsets_ns(self) -> None:
+        return None
+
     def describe(self) -> dict[str, object]:
         return {"kind": "fixed"}
 
@@ -225,7 +230,8 @@ def load(tmp_path: Path) -> Callable[..., Any]:
         endpoint = Endpoint(base_url=url, model="m", **{k: v for k, v in more.items() if k in names})
         options: dict[str, Any] = {"name": "fixed", "max_concurrency": 1}
         options |= {k: v for k, v in more.items() if k not in names}
-        options.setdefault("source", FixedSource(count))
+        arrivals = Arrivals(**{name: options.pop(name) for name in ("request_rate", "burstiness") if name in options})
+        options["workload"] = StaticLoad(source=options.pop("source", FixedSource(count)), arrivals=arrivals)
         run_dir = RunDirectory(tmp_path / f"run-{next(runs)}")
         spec = LoadSpec(endpoint=endpoint, **options)
         return Loaded(await run_load(spec, run_dir, None, stop or asyncio.Event()), run_dir)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from atom.bench.arrivals import Arrivals
 from atom.bench.load import PlannedRequest
 from atom.bench.records import Outcome
 from atom.bench.rundir import read_jsonl
@@ -372,6 +373,4 @@ async def test_records_that_cannot_be_written_end_the_run(
 
 
 def test_infinite_rate_is_the_default() -> None:
-    from atom.bench.load import LoadSpec
-
-    assert math.isinf(LoadSpec.__dataclass_fields__["request_rate"].default)
+    assert math.isinf(Arrivals().request_rate)

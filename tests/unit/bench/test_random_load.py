@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atom.bench.arrivals import arrival_offsets_ns
+from atom.bench.arrivals import Arrivals
 from atom.bench.load import Api, parse_goodput
 from atom.bench.random_load import DEFAULT_TOKEN_RANGE, RandomSource, token_range
 from atom.bench.spool import RequestSpool
@@ -144,18 +144,18 @@ def test_spool_gives_back_what_it_got_also_from_disk(monkeypatch: pytest.MonkeyP
 
 @given(st.integers(1, 400), st.floats(0.1, 1e4), st.floats(0.05, 50), st.integers(0, 99))
 def test_arrivals_meet_the_rate_exactly(count: int, rate: float, burstiness: float, seed: int) -> None:
-    offsets = arrival_offsets_ns(count, rate, burstiness, seed)
+    offsets = Arrivals(request_rate=rate, burstiness=burstiness).offsets_ns(count, seed)
     assert offsets is not None
     assert len(offsets) == count
     assert np.all(np.diff(offsets) >= 0)
     assert offsets[-1] == pytest.approx(count / rate * 1e9, rel=1e-6, abs=2)
-    again = arrival_offsets_ns(count, rate, burstiness, seed)
+    again = Arrivals(request_rate=rate, burstiness=burstiness).offsets_ns(count, seed)
     assert np.array_equal(offsets, again)
 
 
 def test_burstiness_is_the_shape_of_the_gaps() -> None:
     def variation(burstiness: float) -> float:
-        offsets = arrival_offsets_ns(20_000, 100, burstiness, 0)
+        offsets = Arrivals(request_rate=100, burstiness=burstiness).offsets_ns(20_000, 0)
         assert offsets is not None
         gaps = np.diff(offsets)
         return float(gaps.std() / gaps.mean())
@@ -166,7 +166,7 @@ def test_burstiness_is_the_shape_of_the_gaps() -> None:
 
 
 def test_infinite_rate_has_no_schedule() -> None:
-    assert arrival_offsets_ns(10, math.inf, 1, 0) is None
+    assert Arrivals().offsets_ns(10, 0) is None
 
 
 @pytest.mark.parametrize("items", [["ttft:200 tpot:30"], ["ttft:200", "tpot:30"], ["ttft:200,tpot:30"]])
