@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from atom.diag.dialects import names_for
+from atom.diag.dialects import guess_dialect, names_for
 from atom.diag.http_fetch import TIMEOUT_S, Exchange, ScrapeError, fetch
 from atom.diag.prometheus_text import parse_metrics
 from atom.recipes.errors import UsageError
@@ -34,7 +34,8 @@ class MetricsScraper:
         self.url = url
         self.period_s = period_s
         self.timeout_s = timeout_s
-        self._wanted = names_for(dialect)
+        self.dialect: MetricsDialect = dialect
+        """Whose names are read; `auto` until they are known."""
         self._exchange = Exchange()
         self._families: dict[str, int] = {}
         """Family → series, as recorded so far."""
@@ -53,6 +54,7 @@ class MetricsScraper:
 
     def scrape(self, scheduled_ns: int) -> dict[str, Any]:
         """One scrape as the line to record."""
+        wanted = names_for(self.dialect)
         line: dict[str, Any] = {
             "scheduled_ns": scheduled_ns,
             "sent_ns": time.monotonic_ns(),
@@ -64,7 +66,8 @@ class MetricsScraper:
             "families": None,
             "family_series": None,
             "malformed_lines": None,
-            "values": dict.fromkeys(self._wanted),
+            "dialect": self.dialect,
+            "values": dict.fromkeys(wanted),
             "error": None,
         }
         self._exchange = Exchange()
@@ -83,15 +86,18 @@ class MetricsScraper:
             return {**line, "error": f"HTTP {response.status}"}
         if response.encoding:
             return {**line, "error": f"compressed ({response.encoding}), which was not asked for"}
-        text = parse_metrics(response.body, self._wanted)
+        text = parse_metrics(response.body, wanted)
         if text.malformed and not text.series:
             return {**line, "malformed_lines": text.malformed, "error": "no Prometheus text"}
+        if self.dialect == "auto":
+            self.dialect = guess_dialect(text.by_family)
         return {
             **line,
             "series": text.series,
             "families": text.families,
             "family_series": self._changes(text.by_family),
             "malformed_lines": text.malformed,
+            "dialect": self.dialect,
             "values": text.values,
         }
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from atom.diag.dialects import AVERAGED
+from atom.diag.dialects import COMBINED, Combine
 
 __all__ = ["MetricsText", "parse_metrics"]
 
@@ -50,7 +50,7 @@ def parse_metrics(body: bytes, wanted: Mapping[str, tuple[str, ...]]) -> Metrics
     """Count the series of `body` and read the `wanted` values; None for a value without a finite sample."""
     chosen = {name.encode() for names in wanted.values() for name in names}
     counts: dict[bytes, int] = {}
-    samples: dict[bytes, list[float]] = {}
+    samples: dict[bytes, _Tally] = {}
     malformed = series = 0
     sample = _SAMPLE.match
     for line in body.split(b"\n"):
@@ -67,7 +67,10 @@ def parse_metrics(body: bytes, wanted: Mapping[str, tuple[str, ...]]) -> Metrics
         elif len(counts) < _MOST_NAMES:
             counts[name] = 1
         if name in chosen and (value := _value(match[2])) is not None:
-            samples.setdefault(name, []).append(value)
+            tally = samples.get(name)
+            if tally is None:
+                tally = samples[name] = _Tally()
+            tally.add(value)
     families: Counter[bytes] = Counter()
     for name, count in counts.items():
         families[_family(name)] += count
@@ -96,9 +99,26 @@ def _family(name: bytes) -> bytes:
     return name
 
 
-def _combine(word: str, names: tuple[str, ...], samples: Mapping[bytes, list[float]]) -> float | None:
+@dataclass(slots=True)
+class _Tally:
+    """The samples of one metric, added up: some metrics have a series for every request served."""
+
+    count: int = 0
+    total: float = 0.0
+    most: float = -math.inf
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.total += value
+        self.most = max(self.most, value)
+
+
+def _combine(word: str, names: tuple[str, ...], samples: Mapping[bytes, _Tally]) -> float | None:
     for name in names:
         found = samples.get(name.encode())
-        if found:
-            return sum(found) / len(found) if word in AVERAGED else sum(found)
+        if found is not None:
+            how = COMBINED.get(word, Combine.SUM)
+            if how is Combine.MEAN:
+                return found.total / found.count
+            return {Combine.SUM: found.total, Combine.MOST: found.most, Combine.COUNT: float(found.count)}[how]
     return None
