@@ -1,9 +1,9 @@
-"""Token ids of hashed blocks: a trace that names blocks by id says which prompts share which prefix, not what they say.
+"""Token ids of hashed blocks: a trace that names blocks by id says which prompts share which prefix, not their words.
 
-Here each block id becomes tokens that depend on (seed, block id) alone, so that requests share exactly the prefixes that
-the trace's requests shared, in any process and in any order. Drawing is counter-based (SplitMix64: Steele, Lea and Flood,
-"Fast splittable pseudorandom number generators", OOPSLA 2014): a whole prompt is a few NumPy operations and nothing has to
-be cached. The ids may be token ids, or indices into a vocabulary of words (`text.py`) where prompts have to be text.
+Here each block id becomes tokens that depend on (seed, block id) alone, so that requests share exactly the prefixes
+that the trace's requests shared, in any process and in any order. Drawing is counter-based (SplitMix64: Steele, Lea and
+Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014): a whole prompt is a few NumPy operations, and
+nothing has to be cached. The ids may be token ids, or indices into a list of words (`text.py`) where prompts are text.
 
 Shape suffixes: b = blocks, t = tokens (or positions in a block).
 """
