@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from atom.bench.wall_clock import WallClock
+
 __all__ = ["command_line", "provenance"]
 
 PACKAGES: Final = (
@@ -28,10 +30,12 @@ _SECRET_FLAGS: Final = frozenset({"--api-key", "--header", "-H"})
 def provenance(command: Sequence[str]) -> dict[str, Any]:
     """Facts about this run that are known before it starts. Values of secret-looking variables and flags are left
     out."""
+    clock = WallClock.now()
     return {
         "command": _redacted(command),
         "start_time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "start_ns": time.monotonic_ns(),
+        "start_ns": clock.monotonic_ns,
+        "start_unix_ns": clock.unix_ns,
         "host": {
             "name": socket.gethostname(),
             "boot_id": _read("/proc/sys/kernel/random/boot_id"),
