@@ -171,6 +171,8 @@ class LoadSpec:
     max_concurrency: int | None = None
     """Most requests at once, over all processes."""
     num_warmups: int = 0
+    warmup_duration: float | None = None
+    """Seconds of warm-up, instead of a number of requests."""
     seed: int = 0
     duration: float | None = None
     """Seconds after which no request is started; None: until all are done."""
@@ -202,6 +204,13 @@ class LoadSpec:
             )
         if self.num_warmups < 0:
             raise UsageError(f"--num-warmups must not be negative, got {self.num_warmups}")
+        if self.warmup_duration is not None:
+            if not (self.warmup_duration > 0 and math.isfinite(self.warmup_duration)):
+                raise UsageError(f"--warmup-duration must be positive and finite, got {self.warmup_duration:g}")
+            if self.num_warmups:
+                raise UsageError("--warmup-duration and --num-warmups both say how much: give one of them")
+            if self.max_concurrency is None:
+                raise UsageError("--warmup-duration needs --max-concurrency: that many requests run at once meanwhile")
         if self.seed < 0:
             raise UsageError(f"--seed must not be negative, got {self.seed}")
         if self.duration is not None and not (self.duration > 0 and math.isfinite(self.duration)):
@@ -231,6 +240,7 @@ class LoadSpec:
             "num_prompts": self.workload.size(),
             "max_concurrency": self.max_concurrency,
             "num_warmups": self.num_warmups,
+            "warmup_duration_s": self.warmup_duration,
             "seed": self.seed,
             "duration_s": self.duration,
             "grace_period_s": self.grace_period,

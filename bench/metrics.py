@@ -35,6 +35,8 @@ DISTRIBUTIONS: Final[Mapping[str, str]] = {
 """All in milliseconds, over completed requests of the measured phase (`connect`: over all)."""
 
 RATES: Final[Mapping[str, tuple[str, str]]] = {
+    "requested_rate": ("req/s", "requests − 1 ÷ time from the first to the last scheduled one, of those sent"),
+    "achieved_rate": ("req/s", "the same over the times at which they were sent"),
     "request_throughput": ("req/s", "completed requests ÷ wall time of the measured phase"),
     "output_throughput": ("tok/s", "Σ output tokens of completed requests ÷ wall time of the measured phase"),
     "total_token_throughput": ("tok/s", "Σ (prompt + output tokens) of completed requests ÷ wall time"),

@@ -17,6 +17,7 @@ from time import monotonic_ns
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from atom.bench.cancellation import is_cancelled, mark_cancelled
 from atom.bench.connection import ConnectionPool, Exchange, WorkQueue
 from atom.bench.driver import Rendezvous
 from atom.bench.http1 import request_head
@@ -291,23 +292,35 @@ class _Run:
             tags=plan.tags,
         )
         recorded: asyncio.Future[RequestRecord] = self._loop.create_future()
+        spec = self._spec
+        timeout = spec.endpoint.request_timeout
+        given_up = (
+            spec.cancellation_delay < timeout
+            and self._phase == MEASURED
+            and is_cancelled(spec.cancellation_rate, spec.seed, index)
+        )
         progress = self._progress
         progress.running += 1
         progress.started += self._phase == MEASURED
         cancelled = True
         try:
             data = b"%bContent-Length: %d\r\n\r\n%b" % (self._head, len(plan.body), plan.body)
-            await self._pool.perform(exchange, data, self._spec.endpoint.request_timeout)
+            await self._pool.perform(exchange, data, spec.cancellation_delay if given_up else timeout)
             cancelled = False
         finally:
             progress.running -= 1
             if self._phase == MEASURED and exchange.sent_ns is not None:
                 self._busy_ns += monotonic_ns() - exchange.sent_ns
-            self._work.later(partial(self._record, record, exchange, recorded, cancelled))
+            self._work.later(partial(self._record, record, exchange, recorded, cancelled, given_up))
         return recorded
 
     def _record(
-        self, record: RequestRecord, exchange: Exchange, recorded: asyncio.Future[RequestRecord], cancelled: bool
+        self,
+        record: RequestRecord,
+        exchange: Exchange,
+        recorded: asyncio.Future[RequestRecord],
+        cancelled: bool,
+        given_up: bool,
     ) -> None:
         record.sent_ns, record.end_ns = exchange.sent_ns, exchange.end_ns
         record.connect_ns, record.retries = exchange.connect_ns, exchange.retries
@@ -316,6 +329,8 @@ class _Run:
         exchange.reader.fill(record)
         if cancelled:
             record.outcome = Outcome.CANCELLED
+        elif given_up:
+            mark_cancelled(record, self._spec.cancellation_delay)
         elif self._spec.ignore_eos and record.outcome == Outcome.COMPLETED:
             _check_length(record)
         self._requests.append_line(record.to_line())

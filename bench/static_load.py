@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic_ns
@@ -28,6 +29,8 @@ class StaticLoad:
 
     source: RequestSource
     arrivals: Arrivals = field(default_factory=Arrivals)
+    concurrency_ramp_s: float | None = None
+    """A closed loop starts its lanes evenly over this many seconds."""
 
     def __post_init__(self) -> None:
         if len(self.source) < 1:
@@ -38,7 +41,11 @@ class StaticLoad:
         return len(self.source)
 
     def describe(self) -> dict[str, Any]:
-        return {**self.arrivals.describe(), "source": self.source.describe()}
+        return {
+            **self.arrivals.describe(),
+            "concurrency_ramp_s": self.concurrency_ramp_s,
+            "source": self.source.describe(),
+        }
 
     def driver(self, spec: LoadSpec) -> StaticDriver:
         return StaticDriver(self, spec)
@@ -77,6 +84,12 @@ class StaticDriver:
             self._offsets = None if offsets is None else offsets[self._owned.start :: self._owned.step]
 
     async def warm_up(self, sender: Sender) -> None:
+        if (duration := self._spec.warmup_duration) is not None:
+            end = sender.started_ns + round(duration * 1e9)
+            numbers = itertools.count(self._spec.shard.index, self._spec.shard.of)
+            endless = ((index, self._load.source.warmup(index)) for index in numbers)
+            await self._lanes(sender, itertools.takewhile(lambda _: monotonic_ns() < end, endless), self._limit)
+            return
         mine = range(self._spec.shard.index, self._spec.num_warmups, self._spec.shard.of)
         if mine:
             plans = ((index, self._load.source.warmup(index)) for index in mine)
@@ -88,7 +101,8 @@ class StaticDriver:
             return
         if self._offsets is None:
             plans = ((index, self._plans[i]) for i, index in enumerate(self._owned))
-            await self._lanes(sender, plans, min(len(self._plans), self._limit))
+            ramp = self._load.concurrency_ramp_s or 0.0
+            await self._lanes(sender, plans, min(len(self._plans), self._limit), ramp_s=ramp)
         else:
             await self._scheduled(sender, self._plans, self._offsets)
 
@@ -100,10 +114,15 @@ class StaticDriver:
         """Lanes are numbered over all processes."""
         return number * self._spec.shard.of + self._spec.shard.index
 
-    async def _lanes(self, sender: Sender, plans: Iterator[tuple[int, PlannedRequest]], width: int) -> None:
-        """Closed loop: `width` lanes, each sends its next request when its last one has ended."""
+    async def _lanes(
+        self, sender: Sender, plans: Iterator[tuple[int, PlannedRequest]], width: int, *, ramp_s: float = 0.0
+    ) -> None:
+        """Closed loop: `width` lanes, each sends its next request when its last one has ended. They begin together, or
+        evenly over `ramp_s` seconds."""
+        total = self._spec.max_concurrency or width * self._spec.shard.of
 
         async def lane(number: int) -> None:
+            await _until(sender.started_ns + round(ramp_s * 1e9 * number / total))
             for index, plan in plans:
                 if sender.closed:
                     return
@@ -132,8 +151,7 @@ class StaticDriver:
             released = 0  # when the limit last let a request through: those behind it could not go before
             for at, offset in enumerate(offsets_ns.tolist()):
                 due = sender.started_ns + offset
-                while (wait := due - monotonic_ns()) > 0:  # noqa: ASYNC110 (a timer may fire early)
-                    await asyncio.sleep(wait / 1e9)
+                await _until(due)
                 held_back = slots.locked()
                 await slots.acquire()
                 if held_back:
@@ -146,3 +164,8 @@ class StaticDriver:
                 else:
                     lane, lanes = lanes, lanes + 1
                 group.create_task(send(at, lane, due, ready))
+
+
+async def _until(moment_ns: int) -> None:
+    while (wait := moment_ns - monotonic_ns()) > 0:  # noqa: ASYNC110 (a timer may fire early)
+        await asyncio.sleep(wait / 1e9)

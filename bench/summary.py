@@ -13,11 +13,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from atom.bench.accounting import Counts
+from atom.bench.gsm8k.section import AccuracySection, accuracy_section, asks_word_problems
 from atom.bench.metrics import DISTRIBUTIONS, RATES, Figure, FloatArray, Samples, collect, distribution
 from atom.bench.records import Outcome, RequestRecord, is_count, read_records
 from atom.bench.run_facts import checked_run
 from atom.bench.rundir import JsonlFile, RunDirectory, Validity, check_schema_version
-from atom.bench.validity import Client, Counts, Verdict, judge
+from atom.bench.schedule import kept
+from atom.bench.validity import Client, Verdict, judge
 
 __all__ = ["summarize"]
 
@@ -72,13 +75,15 @@ def summarize(
     figures |= _rates(samples, outcomes, records, wall, start, window, slo)
     client = _client(window, records, figures)
     figures |= client.figures()
-    counts = Counts(
+    counts = Counts.of(
+        outcomes,
         started=window.started if window.started is not None else len(records),
         sent=window.sent if window.sent is not None else _sent(records),
-        completed=outcomes[Outcome.COMPLETED],
-        failed=outcomes[Outcome.FAILED],
-        cancelled=outcomes[Outcome.CANCELLED],
     )
+    accuracy: AccuracySection | None = None
+    if asks_word_problems(load):
+        accuracy = accuracy_section(run_dir, run, load, records, (start, end))
+        figures |= accuracy.figures
     verdict = judge(
         counts,
         client,
@@ -90,6 +95,9 @@ def summarize(
         wall_s=wall,
         busy_ns=window.busy_ns,
         planned=load.get("num_prompts"),
+        timed=accuracy is None,
+        more_reasons=accuracy.reasons if accuracy is not None else (),
+        schedule=kept(records),
     )
     validity, reasons = _verdict(run, verdict, _damage(run_dir, run, window, damaged, verdict))
     summary: dict[str, Any] = {
@@ -99,13 +107,15 @@ def summarize(
         "validity": str(validity),
         "reasons": reasons,
         "checks": [check.as_dict() for check in verdict.checks],
-        "notes": _notes(samples, records, figures),
+        "notes": [*_notes(samples, records, figures), *verdict.notes],
         "errors": _errors(records),
         "anomalies": dict(sum((Counter(record.anomalies) for record in records), Counter())),
         "start_ns": start,
         "end_ns": end,
         "figures": {**{name: figure.as_dict() for name, figure in figures.items()}, **(extra or {})},
     }
+    if accuracy is not None:
+        summary["accuracy"] = accuracy.content
     if write:
         run_dir.write_summary(summary)
     return summary
@@ -222,8 +232,17 @@ def _rates(
     def ratio(part: float, whole: float) -> float | None:
         return part / whole if whole else None
 
+    schedule = kept(records)
     values: dict[str, tuple[float | None, int]] = {
         "duration": (wall, 1),
+        **(
+            {}
+            if schedule is None
+            else {
+                "requested_rate": (schedule.requested, schedule.n),
+                "achieved_rate": (schedule.achieved, schedule.n),
+            }
+        ),
         "started": (window.started if window.started is not None else len(records), len(records)),
         "sent": (window.sent if window.sent is not None else _sent(records), len(records)),
         "completed": (completed, len(records)),

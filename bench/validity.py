@@ -8,10 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from atom.bench.accounting import Counts
 from atom.bench.metrics import MIN_BEYOND, RATES, Figure
 from atom.bench.rundir import Validity
+from atom.bench.schedule import Kept
 
-__all__ = ["Check", "Client", "Counts", "Verdict", "judge"]
+__all__ = ["Check", "Client", "Verdict", "judge"]
 
 MAX_CPU_SHARE: Final = 0.9
 """Of the event-loop thread: above this, what is measured is the client."""
@@ -26,15 +28,6 @@ LITTLE_MIN_LATE_NS: Final = 1_000_000
 LITTLE_MIN_REQUESTS: Final = 50
 LITTLE_MIN_LATENCIES: Final = 10
 """Requests, and duration in mean latencies, below which a mean concurrency says nothing about a steady state."""
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    started: int
-    sent: int
-    completed: int
-    failed: int
-    cancelled: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +65,8 @@ class Verdict:
     validity: Validity
     reasons: list[str]
     checks: list[Check]
+    notes: list[str]
+    """What speaks against figures that are not the point of the run."""
 
 
 def judge(
@@ -86,12 +81,20 @@ def judge(
     wall_s: float,
     busy_ns: int | None,
     planned: int | None = None,
+    timed: bool = True,
+    more_reasons: Sequence[str] = (),
+    schedule: Kept | None = None,
 ) -> Verdict:
-    """`planned`: requests of the whole load. `threshold`: share of failed requests allowed.
+    """`planned`: requests of the whole load. `schedule`: its arrivals beside what became of them. `threshold`: share of
+    failed requests allowed.
 
-    `recorded`: how many records were sent and ended, and the sum of these times in nanoseconds.
+    `recorded`: how many records were sent and ended, and the sum of these times in nanoseconds. `timed`: False for a
+    load whose answers count and not their times, which a saturated client makes no worse. `more_reasons`: what the load
+    itself has against its run.
     """
     checks = [_accounting(counts, ended=ended), _little(recorded, wall_s, busy_ns)]
+    if schedule is not None and ended:
+        checks.append(_schedule(schedule))
     reasons: list[str] = []
     if interrupted:
         of = f" of {planned}" if planned is not None else ""
@@ -107,26 +110,32 @@ def judge(
             f"{counts.failed} of {ran} requests failed ({counts.failed / ran:.1%}), "
             f"more than --failed-request-threshold {threshold:g} allows"
         )
-    reasons += _saturation(client, figures)
+    saturation = _saturation(client, figures)
+    reasons += [*(saturation if timed else ()), *more_reasons]
     if checks[0].ok is False:
         reasons.append(f"requests are unaccounted for: {checks[0].detail}")
     if checks[1].ok is False:
         reasons.append(f"Little's law does not hold between the client's count and its records: {checks[1].detail}")
+    reasons += [f"the requested rate was not held: {c.detail}" for c in checks[2:] if c.ok is False]
     if all_failed:
         validity = Validity.FAILED
     elif interrupted or not ended:
         validity = Validity.INTERRUPTED
     else:
         validity = Validity.NOT_VALID if reasons else Validity.VALID
-    return Verdict(validity, reasons, checks)
+    notes = [] if timed else [f"no time here is valid evidence: {reason}" for reason in saturation]
+    return Verdict(validity, reasons, checks, notes)
 
 
 def _accounting(counts: Counts, *, ended: bool) -> Check:
-    total = counts.completed + counts.failed + counts.cancelled
-    detail = f"{counts.completed} completed + {counts.failed} failed + {counts.cancelled} cancelled = {total}"
     if not ended:
-        return Check("accounting", None, f"{detail}; the run did not come to its end")
-    return Check("accounting", total == counts.started, f"{detail}, started {counts.started}")
+        return Check("accounting", None, f"{counts.sum}; the run did not come to its end")
+    return Check("accounting", counts.adds_up, counts.equation)
+
+
+def _schedule(schedule: Kept) -> Check:
+    """A concurrency limit that holds requests back is asked for, and not the client's failure to send in time."""
+    return Check("request_rate", schedule.ok if schedule.ok or not schedule.held_back else None, schedule.detail())
 
 
 def _little(recorded: tuple[int, int], wall_s: float, busy_ns: int | None) -> Check:

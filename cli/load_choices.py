@@ -3,12 +3,13 @@ options themselves are in `cli/load_options.py`."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from atom.bench.arrivals import Arrivals
+from atom.bench.arrivals import ArrivalPattern, Arrivals, Ramp
 from atom.bench.load import Api, Endpoint, parse_goodput
 from atom.bench.random_load import RandomSource
 from atom.bench.static_load import StaticLoad
@@ -59,7 +60,13 @@ LOAD_DEFAULTS: Final[Mapping[str, Any]] = {
     "num_warmups": 0,
     "max_concurrency": None,
     "request_rate": "inf",
+    "arrival_pattern": None,
     "burstiness": 1.0,
+    "ramp_up_strategy": None,
+    "ramp_up_start_rps": None,
+    "ramp_up_end_rps": None,
+    "concurrency_ramp_duration": None,
+    "warmup_duration": None,
     "duration": None,
     "grace_period": None,
     "request_cancellation_rate": 0.0,
@@ -160,6 +167,7 @@ def limits(given: dict[str, Any]) -> dict[str, Any]:
     return {
         "max_concurrency": given["max_concurrency"],
         "num_warmups": given["num_warmups"],
+        "warmup_duration": given["warmup_duration"],
         "seed": given["seed"],
         "duration": given["duration"],
         "grace_period": given["grace_period"],
@@ -173,7 +181,33 @@ def limits(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def arrivals(given: dict[str, Any]) -> Arrivals:
-    return Arrivals(request_rate=opt.parse_rate(given["request_rate"]), burstiness=given["burstiness"])
+    """The arrival process; UsageError for options that would be ignored."""
+    rate, ramp = opt.parse_rate(given["request_rate"]), _ramp(given)
+    if ramp is not None and math.isfinite(rate):
+        raise UsageError("--ramp-up-strategy says how the rate goes: leave out --request-rate")
+    pattern = given["arrival_pattern"]
+    if pattern is not None and pattern not in tuple(ArrivalPattern):
+        raise UsageError(f"--arrival-pattern must be one of {', '.join(ArrivalPattern)}; got {pattern!r}")
+    if ramp is None and math.isinf(rate):
+        for flag, differs in (("--burstiness", given["burstiness"] != 1), ("--arrival-pattern", pattern is not None)):
+            if differs:
+                raise UsageError(f"{flag} says how requests arrive at a --request-rate, which is not given")
+    elif given["concurrency_ramp_duration"] is not None:
+        raise UsageError("--concurrency-ramp-duration is for a closed loop: leave out --request-rate or the ramp of it")
+    if given["concurrency_ramp_duration"] is not None and given["max_concurrency"] is None:
+        raise UsageError("--concurrency-ramp-duration needs --max-concurrency, where it ends")
+    if pattern is None:
+        pattern = ArrivalPattern.POISSON if given["burstiness"] == 1 else ArrivalPattern.GAMMA
+    return Arrivals(request_rate=rate, pattern=ArrivalPattern(pattern), burstiness=given["burstiness"], ramp=ramp)
+
+
+def _ramp(given: dict[str, Any]) -> Ramp | None:
+    strategy, start, end = (given[f"ramp_up_{name}"] for name in ("strategy", "start_rps", "end_rps"))
+    if strategy is None and start is None and end is None:
+        return None
+    if strategy is None or start is None or end is None:
+        raise UsageError("--ramp-up-strategy, --ramp-up-start-rps and --ramp-up-end-rps need each other")
+    return Ramp(strategy, start, end)
 
 
 def random_load(given: dict[str, Any]) -> LoadFactory:
@@ -206,6 +240,6 @@ def random_load(given: dict[str, Any]) -> LoadFactory:
                     f"prompt and output can reach {source.max_total_len} tokens, the server's context is {limit}: "
                     "lower --random-input-len, --random-prefix-len, --random-output-len or --random-range-ratio"
                 )
-        return StaticLoad(source=source, arrivals=when)
+        return StaticLoad(source=source, arrivals=when, concurrency_ramp_s=given["concurrency_ramp_duration"])
 
     return LoadFactory(make=make, options=limits(given), workers=given["workers"])

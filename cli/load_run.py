@@ -22,7 +22,10 @@ from atom.cli.signals import ending_signals, note
 from atom.diag.session import ServerUnderTest
 from atom.recipes.launcher import LaunchOptions
 
-__all__ = ["LoadFactory", "LoadRunner", "ServerChoice"]
+__all__ = ["Afterwards", "LoadFactory", "LoadRunner", "ServerChoice"]
+
+Afterwards = Callable[[Endpoint, RunDirectory], None]
+"""What else to do with the server when a load is over, before it is stopped. In no figure of the load."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +86,7 @@ class LoadRunner:
     load: LoadFactory
     line: StatusLine
     quiet: bool
+    afterwards: Afterwards | None = None
     ended_by: int | None = field(default=None, init=False)
     """The signal that ended the load early."""
     started: bool = field(default=False, init=False)
@@ -107,11 +111,22 @@ class LoadRunner:
             headers=choice.headers,
             verify_tls=choice.verify_tls,
         )
+        for url in choice.more_urls:  # every one of them has to be there, and to serve the same model
+            ask_server(
+                url,
+                model=target.model,
+                api_key=choice.api_key,
+                headers=choice.headers,
+                verify_tls=choice.verify_tls,
+            )
         run_dir.write_run_json({"target": target.as_dict(), "backend": choice.backend})
         spec = self.load.spec(self.name, choice.endpoint(server.base_url, target.model), target)
         self.started = True
         with LoadProgress(self.line, quiet=self.quiet) as progress:
-            return run_in_loop(self._run(spec, run_dir, progress, server))
+            outcome = run_in_loop(self._run(spec, run_dir, progress, server))
+        if self.afterwards is not None and self.ended_by is None:
+            self.afterwards(spec.endpoint, run_dir)
+        return outcome
 
     async def _run(
         self, spec: LoadSpec, run_dir: RunDirectory, progress: LoadProgress, server: ServerUnderTest

@@ -95,6 +95,10 @@ def server_options(
 
 def limit_options(
     num_warmups: load.NumWarmupsOption = 0,
+    warmup_duration: Annotated[
+        float | None,
+        typer.Option(help="Seconds of warm-up requests, instead of a number of them.", rich_help_panel=LOAD),
+    ] = None,
     max_concurrency: load.MaxConcurrencyOption = None,
     duration: Annotated[
         float | None,
@@ -127,7 +131,31 @@ def limit_options(
 
 def arrival_options(
     request_rate: load.RequestRateOption = "inf",
+    arrival_pattern: Annotated[
+        str | None,
+        typer.Option(
+            "--arrival-pattern",
+            "--request-rate-mode",
+            help="poisson (default), gamma (with --burstiness) or constant.",
+            rich_help_panel=LOAD,
+        ),
+    ] = None,
     burstiness: load.BurstinessOption = 1.0,
+    ramp_up_strategy: Annotated[
+        str | None,
+        typer.Option(help="The rate changes over the run: linear or exponential.", rich_help_panel=LOAD),
+    ] = None,
+    ramp_up_start_rps: Annotated[
+        float | None, typer.Option(help="Requests per second at its start.", rich_help_panel=LOAD)
+    ] = None,
+    ramp_up_end_rps: Annotated[float | None, typer.Option(help="And at its end.", rich_help_panel=LOAD)] = None,
+    concurrency_ramp_duration: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds over which a closed loop comes to its --max-concurrency, one lane after the other.",
+            rich_help_panel=LOAD,
+        ),
+    ] = None,
 ) -> None:
     """When requests are sent."""
 

@@ -89,11 +89,18 @@ def _title(summary: Mapping[str, Any]) -> str:
         if source.get("random_prefix_len"):
             shape += f", {source['random_prefix_len']:,} shared"
         parts.append(shape)
+    if source.get("shape"):
+        parts.append(source["shape"])
     if load.get("max_concurrency"):
         parts.append(f"C{load['max_concurrency']}")
     if load.get("request_rate") not in (None, "inf"):
         parts.append(f"{load['request_rate']:g} req/s")
-    parts.append(f"{load.get('num_prompts') or 0:,} requests")
+    if (ramp := load.get("ramp")) is not None:
+        parts.append(f"{ramp['start_rps']:g} to {ramp['end_rps']:g} req/s")
+    if load.get("num_prompts") is not None:
+        parts.append(f"{load['num_prompts']:,} requests")
+    elif load.get("duration_s") is not None:
+        parts.append(f"{load['duration_s']:g} s")
     parts.append(str(load.get("model") or server.get("model") or "?"))
     if server.get("executor"):
         executor = str(server["executor"])
@@ -160,6 +167,13 @@ def _figure_rows(summary: Mapping[str, Any]) -> list[list[str]]:
             f"mean {number(values.get('mean_concurrency'))}, most {count(values['max_concurrent_requests'])}",
         ],
     ]
+    if values.get("requested_rate") is not None and values.get("achieved_rate") is not None:
+        rows.append(
+            [
+                "arrivals",
+                f"{number(values['requested_rate'])} req/s requested, {number(values['achieved_rate'])} achieved",
+            ]
+        )
     if values.get("request_goodput") is not None:
         slo = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in summary["load"]["goodput_ms"].items())
         rows.append(["goodput", f"{rate('request_goodput', 'req/s')} ({slo})"])

@@ -231,7 +231,11 @@ def load(tmp_path: Path) -> Callable[..., Any]:
         options: dict[str, Any] = {"name": "fixed", "max_concurrency": 1}
         options |= {k: v for k, v in more.items() if k not in names}
         arrivals = Arrivals(**{name: options.pop(name) for name in ("request_rate", "burstiness") if name in options})
-        options["workload"] = StaticLoad(source=options.pop("source", FixedSource(count)), arrivals=arrivals)
+        options["workload"] = StaticLoad(
+            source=options.pop("source", FixedSource(count)),
+            arrivals=arrivals,
+            concurrency_ramp_s=options.pop("concurrency_ramp_s", None),
+        )
         run_dir = RunDirectory(tmp_path / f"run-{next(runs)}")
         spec = LoadSpec(endpoint=endpoint, **options)
         return Loaded(await run_load(spec, run_dir, None, stop or asyncio.Event()), run_dir)

@@ -1,0 +1,110 @@
+"""Limits of a load: cancellation on purpose, ramps of concurrency, warm-up and grace by time, rates held or not."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atom.bench.cancellation import is_cancelled
+from atom.bench.records import MEASURED, Outcome, RequestRecord, read_records
+from atom.bench.schedule import kept
+from atom.bench.summary import summarize
+
+
+@given(st.floats(0.05, 0.95), st.integers(0, 2**63 - 1))
+def test_the_share_of_cancelled_requests_is_the_one_asked_for(rate: float, seed: int) -> None:
+    chosen = [is_cancelled(rate, seed, index) for index in range(4000)]
+    assert sum(chosen) / len(chosen) == pytest.approx(rate, abs=0.05)
+    assert chosen == [is_cancelled(rate, seed, index) for index in range(4000)]
+
+
+def test_none_and_all_are_exact() -> None:
+    assert not any(is_cancelled(0.0, 7, index) for index in range(1000))
+    assert all(is_cancelled(1.0, 7, index) for index in range(1000))
+
+
+async def test_cancelled_on_purpose_is_no_failure_and_keeps_what_came(serve: Any, load: Any, wire: Any) -> None:
+    token = wire.http_chunk(wire.event(wire.text_chunk("a")))
+    server = serve(lambda number, body: [wire.SSE_HEAD, token, wire.HANG])
+    loaded = await load(server.url, 4, max_concurrency=4, cancellation_rate=1.0, cancellation_delay=0.2)
+    assert [(r.outcome, r.error_class, len(r.chunk_ns)) for r in loaded.records] == [
+        (Outcome.CANCELLED, "cancelled", 1)
+    ] * 4
+    assert {r.error_message for r in loaded.records} == {"cancelled on purpose 0.2 s after it was sent"}
+    assert (loaded.outcome.cancelled, loaded.outcome.failed, loaded.outcome.interrupted) == (4, 0, False)
+    assert not any(r.anomalies for r in loaded.records)
+
+
+async def test_a_request_that_ends_before_its_cancellation_is_complete(serve: Any, load: Any, wire: Any) -> None:
+    server = serve(lambda number, body: wire.good_answer())
+    loaded = await load(server.url, 3, cancellation_rate=1.0, cancellation_delay=30.0)
+    assert [r.outcome for r in loaded.records] == [Outcome.COMPLETED] * 3
+    assert summarize(loaded.run_dir)["validity"] == "valid"
+
+
+async def test_grace_ends_what_outlasts_the_duration(serve: Any, load: Any, wire: Any) -> None:
+    token = wire.http_chunk(wire.event(wire.text_chunk("a")))
+    server = serve(lambda number, body: [wire.SSE_HEAD, token, wire.HANG])
+    start = time.monotonic()
+    loaded = await load(server.url, 50, max_concurrency=2, duration=0.1, grace_period=0.2)
+    assert 0.3 <= time.monotonic() - start < 30
+    assert [r.outcome for r in loaded.records] == [Outcome.CANCELLED] * 2
+    assert not loaded.outcome.interrupted
+    assert {len(r.chunk_ns) for r in loaded.records} == {1}
+
+
+async def test_warm_up_by_time_is_no_part_of_the_measured_phase(serve: Any, load: Any, wire: Any) -> None:
+    server = serve(lambda number, body: [0.01, *wire.good_answer()])
+    loaded = await load(server.url, 3, max_concurrency=2, warmup_duration=0.2)
+    warm = [r for r in read_records(loaded.run_dir, None) if r.phase != MEASURED]
+    assert len(loaded.records) == 3
+    assert len(warm) >= 2
+    assert all("warmup" in json.loads(body) for body in server.requests[: len(warm)])
+    assert max(r.end_ns for r in warm if r.end_ns) <= min(r.sent_ns for r in loaded.records if r.sent_ns)
+
+
+async def test_a_concurrency_ramp_starts_one_lane_after_the_other(serve: Any, load: Any, wire: Any) -> None:
+    server = serve(lambda number, body: [0.3, *wire.good_answer()])
+    loaded = await load(server.url, 4, max_concurrency=4, concurrency_ramp_s=0.4)
+    first = {r.lane: r.sent_ns - loaded.outcome.started_ns for r in loaded.records}
+    for lane, offset in first.items():
+        assert offset >= 100_000_000 * lane
+
+
+def _record(index: int, due_ns: int, sent_ns: int, ready_ns: int | None = None) -> RequestRecord:
+    return RequestRecord(index=index, scheduled_ns=due_ns, ready_ns=ready_ns or due_ns, sent_ns=sent_ns)
+
+
+@given(st.integers(10, 200), st.floats(-0.2, 0.2))
+def test_a_rate_that_was_not_held_is_told_from_one_that_was(count: int, slower: float) -> None:
+    """Ten seconds of a schedule, sent over a time that is `slower` longer."""
+    step = 10_000_000_000 // (count - 1)
+    result = kept([_record(i, i * step, round(i * step * (1 + slower))) for i in range(count)])
+    assert result is not None
+    assert result.achieved / result.requested == pytest.approx(1 / (1 + slower), rel=1e-6)
+    if abs(slower) < 0.0049 or abs(slower) > 0.0051:
+        assert result.ok == (abs(slower) < 0.005)
+
+
+async def test_a_rate_beyond_the_client_is_said(serve: Any, load: Any, wire: Any) -> None:
+    server = serve(lambda number, body: wire.good_answer())
+    loaded = await load(server.url, 3000, max_concurrency=None, request_rate=1e6)
+    summary = summarize(loaded.run_dir)
+    check = next(check for check in summary["checks"] if check["name"] == "request_rate")
+    assert summary["figures"]["requested_rate"]["value"] > summary["figures"]["achieved_rate"]["value"]
+    assert check["ok"] is False
+    assert any("the requested rate was not held" in reason for reason in summary["reasons"])
+    assert summary["validity"] == "not valid"
+
+
+async def test_a_limit_that_holds_requests_back_is_named_not_blamed(serve: Any, load: Any, wire: Any) -> None:
+    server = serve(lambda number, body: [0.02, *wire.good_answer()])
+    loaded = await load(server.url, 30, max_concurrency=1, request_rate=1000.0)
+    check = next(check for check in summarize(loaded.run_dir)["checks"] if check["name"] == "request_rate")
+    assert check["ok"] is None
+    assert "--max-concurrency held" in check["detail"]
