@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from atom.bench.records import Outcome, is_count
+from atom.bench.accounting import Counts
+from atom.bench.records import is_count
 from atom.bench.rundir import JsonlFile, RunDirectory
-from atom.bench.validity import Client, Counts, judge
 from atom.diag.hooked_processes import hooked_processes
 from atom.diag.server_captures import TOTALS_SLACK_NS, ServerCaptures
 
@@ -41,25 +41,8 @@ def lost_requests(run_dir: RunDirectory, outcomes: Mapping[str, int]) -> list[st
         return []
     if started and not any(path.is_file() for path in run_dir.request_files()):
         return [f"requests/*.jsonl is missing: {started} requests were started"]
-    counts = Counts(
-        started=started,
-        sent=started,
-        completed=outcomes.get(Outcome.COMPLETED, 0),
-        failed=outcomes.get(Outcome.FAILED, 0),
-        cancelled=outcomes.get(Outcome.CANCELLED, 0),
-    )
-    checks = judge(
-        counts,
-        Client(None, [], []),
-        {},
-        threshold=1.0,
-        interrupted=False,
-        ended=True,
-        recorded=(0, 0),
-        wall_s=0.0,
-        busy_ns=None,
-    ).checks
-    return [f"{check.name} does not hold: {check.detail}" for check in checks if check.ok is False]
+    counts = Counts.of(outcomes, started=started)
+    return [] if counts.adds_up else [f"accounting does not hold: {counts.equation}"]
 
 
 def lost_captures(run_dir: RunDirectory, run: Mapping[str, Any]) -> list[str]:

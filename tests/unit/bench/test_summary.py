@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atom.bench.accounting import Counts
 from atom.bench.export import junit, vllm_result
 from atom.bench.metrics import Figure
 from atom.bench.records import Outcome, RequestRecord, read_records
@@ -18,7 +19,7 @@ from atom.bench.report.page import write_report
 from atom.bench.report.series import MAX_POINTS, histogram, thin
 from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.summary import summarize
-from atom.bench.validity import Client, Counts, judge
+from atom.bench.validity import Client, judge
 from atom.cli.render import bench_tables
 
 S = 1_000_000_000
