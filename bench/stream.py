@@ -184,7 +184,8 @@ class StreamReader:
             record.output_tokens, record.tokens_from = sum(self._tokens), "token_ids"
         elif record.chunk_ns:
             record.output_tokens, record.tokens_from = len(record.chunk_ns), "chunks"
-            self._note("no_usage")
+            if self._error is None:  # usage comes with the end, which a stream that broke or was cancelled did not reach
+                self._note("no_usage")
 
     def _same_but_text(self, whole: bytes, t_ns: int) -> bool:
         """If `whole` holds nothing but chunks of the template with plain text in them, take them all and say True."""
