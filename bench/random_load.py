@@ -1,19 +1,19 @@
-"""The `random` load: prompts of random tokens with lengths around a mean, seeded request by request."""
+"""The `random` load: prompts of random tokens or words with lengths around a mean, seeded request by request."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from atom.bench.datasets.bodies import RequestFields, chat_prompt, text_prompt, token_prompt
+from atom.bench.datasets.text import word_list
 from atom.bench.load import Api, PlannedRequest
-from atom.bench.words import WORDS
 from atom.recipes.errors import UsageError
 
 __all__ = ["DEFAULT_TOKEN_RANGE", "RandomSource", "token_range"]
@@ -22,8 +22,6 @@ DEFAULT_TOKEN_RANGE: Final = (256, 30_000)
 """Token ids drawn where the vocabulary's size is unknown: inside that of every common model, and away from the first
 few hundred ids, where tokenizers keep special and single-byte tokens."""
 
-_PIECE: Final = 65_536
-"""Token ids that are made text in one go."""
 _PROMPTS, _PREFIX, _WARMUP = 0, 1, 3
 
 
@@ -48,8 +46,15 @@ class RandomSource:
     output_len: int = 128
     range_ratio: float = 0.0
     prefix_len: int = 0
+    num_prefixes: int = 1
+    """Different prefixes of `prefix_len` tokens; request i has number i mod `num_prefixes`."""
+    text: bool = False
+    """Words instead of token ids (always so for chat)."""
+    tokenizer: Path | None = None
+    """For text of exactly as many tokens."""
     seed: int = 0
     vocab_size: int | None = None
+    """For token ids."""
     ignore_eos: bool = False
     continuous_usage_stats: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -70,6 +75,12 @@ class RandomSource:
                 f"--random-range-ratio must be at least 0 and below 1, got {self.range_ratio:g}: lengths are drawn "
                 "from mean × (1 − r) to mean × (1 + r), as in vLLM; SGLang's ratio (from mean × r to mean) differs"
             )
+        if not 1 <= self.num_prefixes <= self.num_prompts:
+            raise UsageError(
+                f"--num-prefixes must be from 1 to --num-prompts ({self.num_prompts}), got {self.num_prefixes}"
+            )
+        if self.num_prefixes > 1 and self.prefix_len == 0:
+            raise UsageError(f"--num-prefixes {self.num_prefixes}: prefixes of what length? give --random-prefix-len")
         token_range(self.vocab_size)
 
     def __len__(self) -> int:
@@ -81,10 +92,10 @@ class RandomSource:
         return self.prefix_len + self._bounds(self.input_len)[1] + self._bounds(self.output_len)[1]
 
     def request(self, index: int) -> PlannedRequest:
-        return self._plan(np.random.default_rng([self.seed, _PROMPTS, index]))
+        return self._plan(index, np.random.default_rng([self.seed, _PROMPTS, index]))
 
     def warmup(self, index: int) -> PlannedRequest:
-        return self._plan(np.random.default_rng([self.seed, _WARMUP, index]))
+        return self._plan(index, np.random.default_rng([self.seed, _WARMUP, index]))
 
     def offsets_ns(self) -> None:
         return None
@@ -95,56 +106,48 @@ class RandomSource:
             "random_output_len": self.output_len,
             "random_range_ratio": self.range_ratio,
             "random_prefix_len": self.prefix_len,
-            "prompt": "text" if self.api is Api.CHAT else "token ids",
-            "token_range": None if self.api is Api.CHAT else list(token_range(self.vocab_size)),
-            "continuous_usage_stats": self.continuous_usage_stats,
-            "sampling": dict(self.sampling),
-            "extra_body": dict(self.extra_body),
+            "num_prefixes": self.num_prefixes,
+            "prompt": "text" if self._is_text else "token ids",
+            "token_range": None if self._is_text else list(token_range(self.vocab_size)),
+            "tokenizer": None if self.tokenizer is None else str(self.tokenizer),
+            **self._fields.describe(),
         }
+
+    @property
+    def _is_text(self) -> bool:
+        return self.text or self.api is Api.CHAT
+
+    @property
+    def _fields(self) -> RequestFields:
+        return RequestFields(
+            api=self.api,
+            model=self.model,
+            ignore_eos=self.ignore_eos,
+            continuous_usage_stats=self.continuous_usage_stats,
+            sampling=self.sampling,
+            extra_body=self.extra_body,
+        )
 
     def _bounds(self, mean: int) -> tuple[int, int]:
         return max(1, math.floor(mean * (1 - self.range_ratio))), math.ceil(mean * (1 + self.range_ratio))
 
-    def _plan(self, rng: np.random.Generator) -> PlannedRequest:
+    def _plan(self, index: int, rng: np.random.Generator) -> PlannedRequest:
         input_len = int(rng.integers(*self._bounds(self.input_len), endpoint=True))
         output_len = int(rng.integers(*self._bounds(self.output_len), endpoint=True))
-        prefix = np.random.default_rng([self.seed, _PREFIX])
-        if self.api is Api.CHAT:
-            words = [*self._words(prefix, self.prefix_len), *self._words(rng, input_len)]
-            prompt = json.dumps([{"role": "user", "content": " ".join(words)}]).encode()
-            planned: int | None = None  # only the server's usage knows how many tokens the words and the template make
+        prefix = np.random.default_rng([self.seed, _PREFIX, index % self.num_prefixes])
+        words = word_list(self.tokenizer) if self._is_text else None
+        span = token_range(self.vocab_size) if words is None else (0, len(words))
+        total = self.prefix_len + input_len
+        count = total if words is None else words.words_for(total, self.api)
+        planned = total if words is None else words.tokens_of(count, self.api)
+        ids = np.concatenate([_draw(prefix, span, self.prefix_len), _draw(rng, span, input_len)])[:count]
+        if words is None:
+            prompt = token_prompt(ids)
         else:
-            ids = np.concatenate([self._ids(prefix, self.prefix_len), self._ids(rng, input_len)])
-            # In pieces: a join never lets another thread run, and a signal has to be heard meanwhile.
-            pieces = (ids[at : at + _PIECE].tolist() for at in range(0, len(ids), _PIECE))
-            prompt = b"[" + b",".join([b",".join(map(self._decimal.__getitem__, piece)) for piece in pieces]) + b"]"
-            planned = self.prefix_len + input_len
-        return PlannedRequest(self._body(prompt, output_len), planned, output_len)
+            text = words.text(ids.tolist())
+            prompt = chat_prompt(text) if self.api is Api.CHAT else text_prompt(text)
+        return PlannedRequest(self._fields.body(prompt, output_len), planned, output_len)
 
-    @cached_property
-    def _decimal(self) -> list[bytes]:
-        """Every token id as text: three times as fast as formatting each one where it occurs."""
-        return [b"%d" % token for token in range(token_range(self.vocab_size)[1])]
 
-    def _ids(self, rng: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
-        return rng.integers(*token_range(self.vocab_size), size=count)
-
-    def _words(self, rng: np.random.Generator, count: int) -> Sequence[str]:
-        return [WORDS[i] for i in rng.integers(0, len(WORDS), size=count).tolist()]
-
-    def _body(self, prompt: bytes, output_len: int) -> bytes:
-        options: dict[str, Any] = {"include_usage": True}
-        if self.continuous_usage_stats:
-            options["continuous_usage_stats"] = True
-        fields: dict[str, Any] = {
-            "model": self.model,
-            "stream": True,
-            "stream_options": options,
-            "max_tokens": output_len,
-            **self.sampling,
-        }
-        if self.ignore_eos:
-            fields["ignore_eos"] = True
-        fields |= self.extra_body
-        name = b"messages" if self.api is Api.CHAT else b"prompt"
-        return json.dumps(fields, separators=(",", ":")).encode()[:-1] + b',"%b":%b}' % (name, prompt)
+def _draw(rng: np.random.Generator, span: tuple[int, int], count: int) -> npt.NDArray[np.int64]:
+    return rng.integers(*span, size=count)

@@ -39,7 +39,12 @@ class FileFacts:
     path: str
     size: int
     mtime_ns: int
-    sha256: str
+    sha256: str | None
+    """None where only a part was read."""
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).name
 
     def describe(self) -> dict[str, Any]:
         return {"path": self.path, "bytes": self.size, "sha256": self.sha256}
