@@ -184,7 +184,7 @@ class StreamReader:
             record.output_tokens, record.tokens_from = sum(self._tokens), "token_ids"
         elif record.chunk_ns:
             record.output_tokens, record.tokens_from = len(record.chunk_ns), "chunks"
-            if self._error is None:  # usage comes with the end, which a stream that broke or was cancelled did not reach
+            if self._error is None:  # it comes with the end, which a broken stream does not reach
                 self._note("no_usage")
 
     def _same_but_text(self, whole: bytes, t_ns: int) -> bool:

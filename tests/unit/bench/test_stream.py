@@ -153,7 +153,7 @@ def test_http_error_says_why(body: bytes, message: str) -> None:
 def test_abort_that_looks_successful_is_a_failure() -> None:
     record = read(text("a"), text("", "abort"))
     assert (record.outcome, record.error_class, record.finish_reason) == (Outcome.FAILED, "aborted", "abort")
-    assert record.anomalies == {"finish_abort": 1, "no_usage": 1}
+    assert record.anomalies == {"finish_abort": 1}
 
 
 def test_missing_done_is_counted_and_no_failure_if_the_stream_said_it_was_over() -> None:
@@ -173,7 +173,7 @@ def test_half_an_event_at_the_end_is_seen() -> None:
     reader.feed(sse(text("a")) + b'data: {"choices', 1)
     reader.finish(cut=True)
     reader.fill(record := RequestRecord(index=0))
-    assert record.anomalies == {"partial_event": 1, "connection_cut": 1, "no_usage": 1}
+    assert record.anomalies == {"partial_event": 1, "connection_cut": 1}
 
 
 def test_done_without_its_blank_line_is_done() -> None:
