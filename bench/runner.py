@@ -145,6 +145,8 @@ class _Run:
         self._ticker: asyncio.TimerHandle | None = None
         self._progress = Progress(total=self._driver.total)
         self._phase = WARMUP
+        self._met_ns: int | None = None
+        """When all processes of the load began the phase that they met for."""
         self._started_ns = monotonic_ns()
         self._busy_ns = 0
         """Time-weighted number of requests on the server, for Little's law: for each request that was sent, from then
@@ -211,23 +213,25 @@ class _Run:
 
     async def _meet(self, phase: str) -> None:
         """Wait until every process of the load is ready for `phase`."""
+        self._met_ns = None
         if self._rendezvous is not None:
             begin = await self._rendezvous.ready(phase)
             while (wait := begin - monotonic_ns()) > 0:  # noqa: ASYNC110 (a timer may fire early)
                 await asyncio.sleep(wait / 1e9)
+            self._met_ns = begin
 
     async def _warm_up(self) -> None:
         self._progress.phase = WARMUP
         await self._meet(WARMUP)
-        self._started_ns = monotonic_ns()
+        self._started_ns = self._met_ns or monotonic_ns()
         await self._driver.warm_up(self)
 
     def _begin_measured(self, run_dir: RunDirectory) -> None:
         self._watch.restart()
         self._phase = self._progress.phase = MEASURED
         self._busy_ns, self._sent_before = 0, self._pool.sent
-        self._started_ns = monotonic_ns()
-        self._watch.event("measured_start", requests=self._driver.total)
+        self._started_ns = self._met_ns or monotonic_ns()
+        self._watch.event("measured_start", start_ns=self._started_ns, requests=self._driver.total)
         if self._rendezvous is None:
             run_dir.write_run_json({"measured_start_ns": self._started_ns})
 
@@ -235,9 +239,9 @@ class _Run:
         measuring = asyncio.ensure_future(self._driver.measure(self))
         timers: list[asyncio.TimerHandle] = []
         if (duration := self._spec.duration) is not None:
-            timers.append(self._loop.call_later(duration, self._close_entry))
+            timers.append(self._loop.call_later(self._until_s(duration), self._close_entry))
             if (grace := self._spec.grace_period) is not None:
-                timers.append(self._loop.call_later(duration + grace, self._out_of_grace, measuring))
+                timers.append(self._loop.call_later(self._until_s(duration + grace), self._out_of_grace, measuring))
         try:
             await measuring
         except asyncio.CancelledError:
@@ -248,6 +252,10 @@ class _Run:
         finally:
             for timer in timers:
                 timer.cancel()
+
+    def _until_s(self, offset_s: float) -> float:
+        """Seconds until `offset_s` after the phase's start, which lies back by how late this process woke for it."""
+        return max(0.0, offset_s - (monotonic_ns() - self._started_ns) / 1e9)
 
     def _close_entry(self) -> None:
         self.closed = True

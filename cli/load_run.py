@@ -16,6 +16,7 @@ from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.runner import LoadOutcome, run_in_loop, run_load
 from atom.bench.summary import summarize
 from atom.bench.target import Target, ask_server
+from atom.bench.workers import run_workers
 from atom.cli.progress import LoadProgress, StatusLine
 from atom.cli.server_side import server_side_figures
 from atom.cli.signals import ending_signals, note
@@ -146,7 +147,9 @@ class LoadRunner:
             loop.add_signal_handler(number, interrupt, number)
         server.call_when_dead(partial(_set_from_thread, loop, stop))
         try:
-            return await run_load(spec, run_dir, progress, stop)
+            if spec.shard.of == 1:
+                return await run_load(spec, run_dir, progress, stop)
+            return await run_workers(spec, run_dir, progress, stop)
         finally:
             server.forget_callbacks()
             for number, handler in zip(numbers, previous, strict=True):
