@@ -66,6 +66,7 @@ def vllm_result(
         "load": load,
         "git": run.get("git"),
         "recipe": run.get("recipe"),
+        "accuracy": summary.get("accuracy"),
         "figures": summary["figures"],
     }
     return result

@@ -7,7 +7,7 @@ from typing import Final
 
 import typer
 
-from atom.cli import bench_random
+from atom.cli import bench_gsm8k, bench_random
 
 __all__ = ["app"]
 
@@ -28,3 +28,4 @@ def _bench() -> None:
 
 
 app.command("random", epilog=bench_random.EXAMPLES, context_settings=SERVER_ARGUMENTS)(bench_random.random)
+app.command("gsm8k", epilog=bench_gsm8k.EXAMPLES, context_settings=SERVER_ARGUMENTS)(bench_gsm8k.gsm8k)

@@ -12,7 +12,7 @@ from atom.cli import options as opt
 from atom.cli.bench_checks import check_numbers, check_texts
 from atom.cli.bench_run import BenchRun
 from atom.cli.load_choices import check_address, launch_options, server_choice
-from atom.cli.load_run import LoadFactory
+from atom.cli.load_run import Afterwards, LoadFactory
 from atom.cli.publish import Output
 from atom.recipes.errors import UsageError
 
@@ -28,6 +28,7 @@ def bench(
     load: Callable[[Given], LoadFactory],
     *,
     check: Callable[[Given], None] | None = None,
+    afterwards: Afterwards | None = None,
 ) -> int:
     """Run the load `name` that `load` makes of the options, to the exit status."""
     check_numbers(given)
@@ -40,6 +41,7 @@ def bench(
         server=server_choice(given, launch_options(given)),
         load=load(given),
         output=bench_output(given),
+        afterwards=afterwards,
     ).run()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from atom.bench.provenance import command_line, provenance
 from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.summary import summarize
-from atom.cli.load_run import LoadFactory, LoadRunner, ServerChoice
+from atom.cli.load_run import Afterwards, LoadFactory, LoadRunner, ServerChoice
 from atom.cli.outputs import describe_os_error
 from atom.cli.progress import StatusLine, launch_progress
 from atom.cli.publish import Output, publish, show
@@ -32,13 +32,19 @@ class BenchRun:
     server: ServerChoice
     load: LoadFactory
     output: Output
+    afterwards: Afterwards | None = None
     _runner: LoadRunner = field(init=False)
     _server_died: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         line = StatusLine(sys.stderr)
         self._runner = LoadRunner(
-            name=self.name, server=self.server, load=self.load, line=line, quiet=self.output.quiet
+            name=self.name,
+            server=self.server,
+            load=self.load,
+            line=line,
+            quiet=self.output.quiet,
+            afterwards=self.afterwards,
         )
 
     def run(self) -> int:

@@ -14,8 +14,10 @@ from typing import Any, Final
 from rich.console import Console
 
 from atom.bench.export import junit, vllm_result
+from atom.bench.gsm8k.questions import write_questions
 from atom.bench.report.page import write_report
 from atom.bench.rundir import RunDirectory
+from atom.cli.accuracy_tables import accuracy_tables
 from atom.cli.outputs import describe_os_error, write_output
 from atom.cli.render import Table, bench_tables, markdown, print_tables
 from atom.recipes.errors import RunError
@@ -64,7 +66,9 @@ def publish(run_dir: RunDirectory, summary: Mapping[str, Any], output: Output) -
     attempt = Attempts()
     attempt(lambda: run_dir.write_summary(summary))
     attempt(lambda: write_report(run_dir, summary))
-    tables = bench_tables(summary, str(run_dir.report_html))
+    if "accuracy" in summary:
+        attempt(partial(write_questions, run_dir))
+    tables = _tables(summary, str(run_dir.report_html))
     if output.json:
         text = _result_json(run_dir, summary, output)
         for path in output.json:
@@ -83,7 +87,11 @@ def show(summary: Mapping[str, Any], output: Output, location: str | None = None
     """Print the tables, unless standard output is for something else. RunError if it takes none."""
     if output.quiet or output.owns_stdout:
         return
-    show_tables(bench_tables(summary, location), TableConsole())
+    show_tables(_tables(summary, location), TableConsole())
+
+
+def _tables(summary: Mapping[str, Any], location: str | None) -> list[Table]:
+    return [*accuracy_tables(summary), *bench_tables(summary, location)]
 
 
 class Attempts:

@@ -31,6 +31,7 @@ class WordProblems:
     max_tokens: int = MAX_TOKENS
     sampling: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0.0})
     extra_body: Mapping[str, Any] = field(default_factory=dict)
+    stream_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert self.fewshots.questions >= len(self.problems)
@@ -75,7 +76,7 @@ class WordProblems:
             fields["prompt"] = completion_prompt(examples, question)
         fields |= {
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": {"include_usage": True, **self.stream_options},
             "max_tokens": self.max_tokens,
             "stop": list(STOP),
             **self.sampling,

@@ -8,15 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from atom.bench.gsm8k.extract import FILTERS, FLEXIBLE, STRICT, extracted, is_hit
 from atom.bench.records import Outcome, RequestRecord, read_records
 from atom.bench.rundir import RunDirectory, write_text
 from atom.recipes.errors import UsageError
 
-__all__ = ["QuestionResult", "Questions", "questions_of", "read_questions", "write_questions"]
+__all__ = ["QUESTIONS_FILE", "QuestionResult", "Questions", "questions_of", "read_questions", "write_questions"]
+
+QUESTIONS_FILE: Final = "accuracy/questions.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,12 +76,11 @@ def read_questions(run_dir: RunDirectory) -> Questions:
     return questions_of(read_records(run_dir))
 
 
-def write_questions(run_dir: RunDirectory, questions: Questions) -> Path:
+def write_questions(run_dir: RunDirectory) -> None:
     """Replace `accuracy/questions.jsonl`; it is made anew from the records whenever they are summed up."""
-    path = run_dir.path / "accuracy" / "questions.jsonl"
-    lines = (json.dumps(asdict(result), separators=(",", ":"), allow_nan=False) for result in questions.results)
-    write_text(path, "".join(f"{line}\n" for line in lines))
-    return path
+    results = read_questions(run_dir).results
+    lines = (json.dumps(asdict(result), separators=(",", ":"), allow_nan=False) for result in results)
+    write_text(run_dir.path / QUESTIONS_FILE, "".join(f"{line}\n" for line in lines))
 
 
 def _scored(record: RequestRecord) -> QuestionResult | None:
