@@ -7,7 +7,7 @@ from typing import Final
 
 import typer
 
-from atom.cli import bench_gsm8k, bench_random
+from atom.cli import bench_custom, bench_gsm8k, bench_random, bench_sharegpt, bench_trace
 
 __all__ = ["app"]
 
@@ -28,4 +28,7 @@ def _bench() -> None:
 
 
 app.command("random", epilog=bench_random.EXAMPLES, context_settings=SERVER_ARGUMENTS)(bench_random.random)
+app.command("sharegpt", epilog=bench_sharegpt.EXAMPLES, context_settings=SERVER_ARGUMENTS)(bench_sharegpt.sharegpt)
+app.command("custom", epilog=bench_custom.EXAMPLES, context_settings=SERVER_ARGUMENTS)(bench_custom.custom)
+app.command("trace", epilog=bench_trace.EXAMPLES, context_settings=SERVER_ARGUMENTS)(bench_trace.trace)
 app.command("gsm8k", epilog=bench_gsm8k.EXAMPLES, context_settings=SERVER_ARGUMENTS)(bench_gsm8k.gsm8k)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from atom.recipes.errors import UsageError
 
-__all__ = ["check_numbers", "check_prompt_tokens", "check_texts", "load_fields", "parse_extra_body"]
+__all__ = ["MAX_PROMPT_TOKENS", "check_numbers", "check_prompt_tokens", "check_texts", "parse_extra_body"]
 
 MAX_REQUESTS: Final = 10_000_000
 MAX_TOKENS: Final = 16_000_000
@@ -26,6 +26,10 @@ _RANGES: Final[Mapping[str, tuple[str, float, float, str]]] = {
     "random_input_len": ("--random-input-len", 1, MAX_TOKENS, "tokens"),
     "random_output_len": ("--random-output-len", 1, MAX_TOKENS, "tokens"),
     "random_prefix_len": ("--random-prefix-len", 0, MAX_TOKENS, "tokens"),
+    "num_prefixes": ("--num-prefixes", 1, MAX_REQUESTS, "prefixes"),
+    "sharegpt_output_len": ("--sharegpt-output-len", 1, MAX_TOKENS, "tokens"),
+    "custom_output_len": ("--custom-output-len", -1, MAX_TOKENS, "tokens"),
+    "block_size": ("--block-size", 1, MAX_TOKENS, "tokens"),
     "vocab_size": ("--vocab-size", 4, MAX_TOKENS, "tokens"),
     "seed": ("--seed", 0, 2**63 - 1, ""),
     "warmup_duration": ("--warmup-duration", 1e-3, MAX_SECONDS, "seconds"),
@@ -48,10 +52,10 @@ _RANGES: Final[Mapping[str, tuple[str, float, float, str]]] = {
 
 _LOAD_FIELDS: Final[Mapping[str, str]] = {
     "model": "--model",
-    "prompt": "--random-input-len",
-    "messages": "--random-input-len with --backend openai-chat",
-    "max_tokens": "--random-output-len",
-    "max_completion_tokens": "--random-output-len",
+    "prompt": "{prompt}",
+    "messages": "{prompt} with --backend openai-chat",
+    "max_tokens": "{output}",
+    "max_completion_tokens": "{output}",
     "stream_options": "--continuous-usage-stats",
     "ignore_eos": "--ignore-eos",
     "temperature": "--temperature",
@@ -61,11 +65,7 @@ _LOAD_FIELDS: Final[Mapping[str, str]] = {
     "logprobs": "--logprobs",
     "top_logprobs": "--logprobs",
 }
-
-
-def load_fields() -> list[str]:
-    """Fields of a request that have a flag, or that every load needs as they are."""
-    return ["stream", *_LOAD_FIELDS]
+"""Fields of a request that have an option; a load has its own for prompts and lengths."""
 
 
 def check_numbers(given: Mapping[str, Any]) -> None:
@@ -106,8 +106,11 @@ def check_texts(given: Mapping[str, Any]) -> None:
                 raise UsageError(f"--{name.replace('_', '-')} is not UTF-8")
 
 
-def parse_extra_body(text: str | None) -> dict[str, Any]:
-    """`--extra-body`: a JSON object without the fields that the load itself sets."""
+def parse_extra_body(
+    text: str | None, *, prompt: str = "--random-input-len", output: str = "--random-output-len"
+) -> dict[str, Any]:
+    """`--extra-body`: a JSON object without the fields that the load itself sets. `prompt`, `output`: the options
+    for prompts and output lengths."""
     flag = "--extra-body"
     try:
         value = {} if text is None else json.loads(text)
@@ -120,7 +123,8 @@ def parse_extra_body(text: str | None) -> dict[str, Any]:
         if name == "stream":
             raise UsageError(f"{flag} must not have {name!r}: every request is streamed, so that tokens can be timed")
         if name in _LOAD_FIELDS:
-            raise UsageError(f"{flag} must not have {name!r}, which the load sets: use {_LOAD_FIELDS[name]}")
+            use = _LOAD_FIELDS[name].format(prompt=prompt, output=output)
+            raise UsageError(f"{flag} must not have {name!r}, which the load sets: use {use}")
     return value
 
 

@@ -27,6 +27,7 @@ EXAMPLES: Final = (
     "Examples:\n\n"
     "  atom bench random --recipe embedded --random-input-len 128 --random-output-len 64 --num-prompts 32\n\n"
     "  atom bench random --port 8000 --input-len 2048 --output-len 64 --max-concurrency 64 --ignore-eos\n\n"
+    "  atom bench random --random-prefix-len 4096 --num-prefixes 8 --backend openai-chat --tokenizer ./model\n\n"
     "  atom bench random --base-url http://host:8000 --request-rate 10 --goodput ttft:500 tpot:30 --json result.json"
 )
 
@@ -34,15 +35,52 @@ EXAMPLES: Final = (
 @with_options(server_options, arrival_options, limit_options, sampling_options, evidence_options, output_options)
 def random(
     ctx: typer.Context,
-    random_input_len: load.InputLenOption = 1024,
-    random_output_len: load.OutputLenOption = 128,
+    random_input_len: Annotated[
+        int,
+        typer.Option(
+            "--random-input-len",
+            "--input-len",
+            "--prefix-repetition-suffix-len",
+            help="Prompt tokens.",
+            rich_help_panel=LOAD,
+        ),
+    ] = 1024,
+    random_output_len: Annotated[
+        int,
+        typer.Option(
+            "--random-output-len",
+            "--output-len",
+            "--prefix-repetition-output-len",
+            help="Output tokens (max_tokens).",
+            rich_help_panel=LOAD,
+        ),
+    ] = 128,
     random_range_ratio: load.RangeRatioOption = 0.0,
-    random_prefix_len: load.PrefixLenOption = 0,
+    random_prefix_len: Annotated[
+        int,
+        typer.Option(
+            "--random-prefix-len",
+            "--prefix-repetition-prefix-len",
+            help="Tokens that prompts share, before the others.",
+            rich_help_panel=LOAD,
+        ),
+    ] = 0,
+    num_prefixes: Annotated[
+        int,
+        typer.Option(
+            "--num-prefixes",
+            "--prefix-repetition-num-prefixes",
+            help="Different prefixes of that length, used in turn.",
+            rich_help_panel=LOAD,
+        ),
+    ] = 1,
+    prompt_type: load.PromptTypeOption = None,
+    tokenizer: load.TokenizerOption = None,
     vocab_size: load.VocabSizeOption = None,
     num_prompts: Annotated[int, typer.Option(help="Requests.", rich_help_panel=LOAD)] = 1000,
     **given: Any,
 ) -> int:
-    """Random token ids (or, for chat, random words) of given lengths, in a closed or open loop.
+    """Random token ids (or random words: --prompt-type text, chat) of given lengths, in a closed or open loop.
 
     With --recipe, arguments after `--` go to the server, and --model says what it serves.
     """
@@ -52,6 +90,9 @@ def random(
         "random_output_len": random_output_len,
         "random_range_ratio": random_range_ratio,
         "random_prefix_len": random_prefix_len,
+        "num_prefixes": num_prefixes,
+        "prompt_type": prompt_type,
+        "tokenizer": tokenizer,
         "vocab_size": vocab_size,
         "num_prompts": num_prompts,
     }

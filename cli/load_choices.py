@@ -30,6 +30,7 @@ __all__ = [
     "random_load",
     "sampling",
     "server_choice",
+    "wants_text",
 ]
 
 BACKENDS: Final = {
@@ -56,6 +57,9 @@ LOAD_DEFAULTS: Final[Mapping[str, Any]] = {
     "random_output_len": 128,
     "random_range_ratio": 0.0,
     "random_prefix_len": 0,
+    "num_prefixes": 1,
+    "prompt_type": None,
+    "tokenizer": None,
     "vocab_size": None,
     "num_warmups": 0,
     "max_concurrency": None,
@@ -210,8 +214,24 @@ def _ramp(given: dict[str, Any]) -> Ramp | None:
     return Ramp(strategy, start, end)
 
 
+def wants_text(given: dict[str, Any]) -> bool:
+    """Whether prompts are text; UsageError for options that would be ignored."""
+    kind, chat = given["prompt_type"], BACKENDS.get(given["backend"]) is Api.CHAT
+    if kind not in (None, "ids", "text"):
+        raise UsageError(f"--prompt-type must be ids or text, got {kind!r}")
+    if kind == "ids" and chat:
+        raise UsageError(f"--prompt-type ids: --backend {given['backend']} sends messages, which are text")
+    text = kind == "text" or chat
+    if text and given["vocab_size"] is not None:
+        raise UsageError("--vocab-size is for token ids, and these prompts are text: leave it out")
+    if given["tokenizer"] is not None and not text:
+        raise UsageError("--tokenizer is for text, and these prompts are token ids: add --prompt-type text")
+    return text
+
+
 def random_load(given: dict[str, Any]) -> LoadFactory:
     api = BACKENDS[given["backend"]]
+    text = wants_text(given)
     plan = RandomSource(
         num_prompts=given["num_prompts"],
         api=api,
@@ -220,6 +240,9 @@ def random_load(given: dict[str, Any]) -> LoadFactory:
         output_len=given["random_output_len"],
         range_ratio=given["random_range_ratio"],
         prefix_len=given["random_prefix_len"],
+        num_prefixes=given["num_prefixes"],
+        text=text,
+        tokenizer=given["tokenizer"],
         seed=given["seed"],
         vocab_size=given["vocab_size"],
         ignore_eos=given["ignore_eos"],

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,7 +19,9 @@ __all__ = [
     "BackendOption",
     "BurstinessOption",
     "ContinuousUsageStatsOption",
+    "DatasetPathOption",
     "DevicesOption",
+    "DisableShuffleOption",
     "EndpointOption",
     "ExtraBodyOption",
     "FailedRequestThresholdOption",
@@ -28,9 +31,11 @@ __all__ = [
     "InsecureOption",
     "MaxConcurrencyOption",
     "ModelOption",
+    "NoOversampleOption",
     "NumWarmupsOption",
     "OutputLenOption",
     "PrefixLenOption",
+    "PromptTypeOption",
     "RangeRatioOption",
     "ReadyTimeoutOption",
     "RecipeOption",
@@ -38,6 +43,9 @@ __all__ = [
     "RequestTimeoutOption",
     "SetOption",
     "TemperatureOption",
+    "TimeScaleOption",
+    "TimestampsOption",
+    "TokenizerOption",
     "VocabSizeOption",
 ]
 
@@ -96,6 +104,50 @@ VocabSizeOption = Annotated[
     int | None,
     typer.Option(
         help="Draw token ids below this; default: what the server says, else ids 256 to 30,000.",
+        rich_help_panel=LOAD,
+    ),
+]
+DatasetPathOption = Annotated[Path, typer.Option(metavar="FILE", help="The file.", rich_help_panel=LOAD)]
+TokenizerOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH",
+        help="A tokenizer.json, or the directory that holds it: text of exact lengths.",
+        rich_help_panel=LOAD,
+    ),
+]
+PromptTypeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt-type",
+        "--random-prompt",
+        help="ids (default) or text; chat is always text.",
+        rich_help_panel=LOAD,
+    ),
+]
+DisableShuffleOption = Annotated[
+    bool, typer.Option("--disable-shuffle", help="Take prompts in the file's order.", rich_help_panel=LOAD)
+]
+NoOversampleOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-oversample", help="Send no prompt twice, though fewer than --num-prompts.", rich_help_panel=LOAD
+    ),
+]
+TimestampsOption = Annotated[
+    bool,
+    typer.Option(
+        "--use-trace-timestamps/--no-use-trace-timestamps",
+        help="Send each request at its recorded time; without: as the arrival options say.",
+        rich_help_panel=LOAD,
+    ),
+]
+TimeScaleOption = Annotated[
+    float,
+    typer.Option(
+        "--time-scale",
+        "--mooncake-slowdown-factor",
+        help="Multiply recorded gaps: 2 is half the request rate, 0.5 twice.",
         rich_help_panel=LOAD,
     ),
 ]
