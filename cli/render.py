@@ -199,18 +199,31 @@ def _requests(values: Mapping[str, float | None]) -> str:
 
 
 def _server_rows(figures: Mapping[str, Any]) -> list[list[str]]:
-    """What was captured at the server; rows appear where there is something to show."""
-    rows: list[list[str]] = []
+    """What was captured at the server; rows appear where there is something to show, figures of one label in one."""
+    rows: dict[str, list[Mapping[str, Any]]] = {}
     for figure in figures.values():
         if figure.get("side") == "server" and figure["value"] is not None:
-            rows.append([figure["label"], _with_unit(figure["value"], figure["unit"])])
-    return rows
+            rows.setdefault(figure["label"], []).append(figure)
+    return [[label, _joined(own)] for label, own in rows.items()]
+
+
+def _joined(figures: Sequence[Mapping[str, Any]]) -> str:
+    """`mean 12.3, most 40 requests`: a unit that several share is said once."""
+    cells = []
+    for figure, after in zip(figures, [*figures[1:], None], strict=True):
+        text = _with_unit(figure["value"], figure["unit"])
+        if after is not None and after["unit"] == figure["unit"]:
+            text = text.removesuffix(f" {figure['unit']}")
+        cells.append(f"{figure.get('part') or ''} {text}".strip())
+    return cells[0].removeprefix("mean ") if len(cells) == 1 else ", ".join(cells)
 
 
 def _with_unit(value: float, unit: str) -> str:
     if unit == "fraction":
         return f"{value:.2%}"
-    if unit in ("bytes", "series"):
+    if unit in ("bytes", "series", "sequences"):
+        return f"{int(value):,} {unit}"
+    if unit == "requests" and float(value).is_integer():
         return f"{int(value):,} {unit}"
     return f"{number(value)} {unit}"
 

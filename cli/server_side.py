@@ -26,6 +26,7 @@ def server_side_figures(run_dir: RunDirectory) -> dict[str, dict[str, Any]]:
             "definition": figure.definition,
             "supported": True,
             "label": figure.label,
+            "part": figure.part,
             "side": "server",
         }
         for figure in server_figures(run_dir.server, start, end)

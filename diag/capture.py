@@ -1,5 +1,5 @@
-"""The capture process: scrapes `/metrics`, probes `/health` and samples processes beside a load, where that does not
-disturb the client.
+"""The capture process: scrapes `/metrics`, probes `/health`, samples processes and GPUs beside a load, where that does
+not disturb the client.
 
 `python -m atom.diag.capture` reads one JSON line (`CaptureConfig`) from standard input and records until that input
 ends, so it never outlives the session that started it. On its way out it prints one JSON line that says how much was
@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from atom.bench.rundir import JsonlWriter
+from atom.diag.gpu_telemetry import GpuSampler
 from atom.diag.health_probe import HealthProbe
 from atom.diag.metrics_scraper import PERIOD_S, MetricsScraper
+from atom.diag.metrics_target import MetricsTarget
 from atom.diag.process_sampler import ProcessSampler
-from atom.recipes.errors import RunError
-from atom.recipes.recipe import MetricsDialect, Roles
+from atom.recipes.errors import RunError, UsageError
+from atom.recipes.recipe import Roles
 from atom.recipes.spawn import module_command
 
 __all__ = ["CaptureConfig", "CaptureProcess", "MetricsTarget"]
@@ -34,13 +36,7 @@ __all__ = ["CaptureConfig", "CaptureProcess", "MetricsTarget"]
 _FINISH_S: Final = 1.0
 """What scrapes and probes that are under way may still take when the session ends; then they are cut."""
 _STOP_TIMEOUT_S: Final = 15.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class MetricsTarget:
-    url: str
-    dialect: MetricsDialect = "auto"
-    role: str = "api"
+_KILL_TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +53,8 @@ class CaptureConfig:
     health_url: str | None = None
     """None: no probe."""
     roles: dict[str, list[str]] = field(default_factory=dict)
+    gpus: list[str] | None = None
+    """Indices or UUIDs; empty: all of this host. None: no GPU telemetry."""
 
     @classmethod
     def from_json(cls, text: str) -> CaptureConfig:
@@ -65,10 +63,13 @@ class CaptureConfig:
 
 
 class _Recorder:
-    """A file that lines go to; a full disk costs lines, which are counted, never the capture."""
+    """A file that lines go to; a full disk costs lines, which are counted, never the capture.
 
-    def __init__(self, path: Path) -> None:
-        self._writer = JsonlWriter(path)
+    `late`: the file is made with its first line, because there may be none.
+    """
+
+    def __init__(self, path: Path, *, late: bool = False) -> None:
+        self._writer = None if late else JsonlWriter(path)
         self.path = path
         self.lines = 0
         self.lost = 0
@@ -76,9 +77,11 @@ class _Recorder:
 
     def __call__(self, record: Mapping[str, Any]) -> None:
         try:
+            if self._writer is None:
+                self._writer = JsonlWriter(self.path)
             self._writer.append(record)
             self.lines += 1
-        except (OSError, RunError) as error:
+        except (OSError, RunError, UsageError) as error:
             self.lost += 1
             self.error = self.error or str(error)
 
@@ -112,6 +115,9 @@ def main() -> None:
             roles=Roles.from_dict(config.roles),
         )
         jobs.append((_Recorder(directory / "process.jsonl"), sampler.run))
+    gpu = None if config.gpus is None else GpuSampler(config.gpus)
+    if gpu is not None:
+        jobs.append((_Recorder(directory / "gpu.jsonl", late=True), gpu.run))
     threads = [threading.Thread(target=run, args=(recorder, stop), daemon=True) for recorder, run in jobs]
     for thread in threads:
         thread.start()
@@ -122,11 +128,14 @@ def main() -> None:
     for cut in cuts:
         cut()
     _join(threads)
-    report = {
+    report: dict[str, dict[str, Any]] = {
         recorder.path.name: {"lines": recorder.lines, "lost": recorder.lost, "error": recorder.error}
         for recorder, _ in jobs
     }
+    if gpu is not None:
+        report["gpu.jsonl"]["problem"] = gpu.problem
     _tell(report)
+    os._exit(0)  # a library's call that never returns must not hold this process up
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:
@@ -172,14 +181,22 @@ class CaptureProcess:
             output, _ = self._process.communicate(timeout=_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            output, _ = self._process.communicate()
+            output = self._last_words()
         try:
             report = cast("dict[str, dict[str, Any]]", json.loads(output))
         except ValueError:
             return {}, [f"the capture process ended early (status {self._process.returncode})"]
         return report, [
-            f"capture: {entry['lost']} lines lost ({entry['error']})" for entry in report.values() if entry["lost"]
+            *(f"capture: {entry['lost']} lines lost ({entry['error']})" for entry in report.values() if entry["lost"]),
+            *(f"GPU telemetry: {entry['problem']}" for entry in report.values() if entry.get("problem")),
         ]
+
+    def _last_words(self) -> str:
+        """What a killed capture had said. A process that hangs in a driver cannot even be killed: it is left behind."""
+        try:
+            return self._process.communicate(timeout=_KILL_TIMEOUT_S)[0]
+        except subprocess.TimeoutExpired:
+            return ""
 
 
 if __name__ == "__main__":

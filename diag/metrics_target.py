@@ -58,6 +58,7 @@ def _parse(item: str) -> MetricsTarget:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname)
+        valid = valid and parts.username is None  # credentials would not be sent
     except ValueError:
         valid = False
     if not valid or not re.fullmatch(r"[!-~]+", url):

@@ -1,4 +1,4 @@
-"""What a run's `server/` directory holds, read once into columns: passes, scrapes, processes, health probes.
+"""What a run's `server/` directory holds, read once into columns: passes, scrapes, processes, health probes, GPUs.
 
 The directory may come from anywhere: a line with values that no capture writes is left out, and counted. What the
 columns mean for a window of time is `diag/server_figures.py`.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,9 @@ import numpy.typing as npt
 from atom.bench.records import is_count
 from atom.bench.rundir import JsonlFile
 from atom.diag.gc_records import GcProcess, read_gc_records
+from atom.diag.gpu_device import GPU_VALUES
+from atom.diag.gpu_figures import GpuSamples
+from atom.diag.metrics_target import MAIN_ROLE
 
 __all__ = [
     "MEGABYTE",
@@ -53,6 +56,8 @@ _LIMITS: Final[Mapping[str, float]] = {
 }
 """What no server reaches; more, or less than nothing, is no measurement. (4 million threads are Linux's own limit.)"""
 _LONGEST_ERROR: Final = 200
+_MOST_ENDPOINTS: Final = 256
+_MOST_GPUS: Final = 1024
 _CUT: Final = "within"
 """In the error of a probe that was given up after its time limit."""
 
@@ -205,15 +210,24 @@ class ServerCaptures:
     health: HealthProbes
     damaged: Mapping[str, int]
     """File (`server/process.jsonl`) → lines that cannot be read or cannot be right, and are left out."""
+    others: Mapping[str, Scrapes] = field(default_factory=dict)
+    """By role: scrapes of further endpoints."""
+    gpus: tuple[GpuSamples, ...] = ()
 
     @classmethod
     def read(cls, server: Path) -> ServerCaptures:
         damaged: Counter[str] = Counter()
         return cls(
             passes=tuple(Passes.of(process) for process in read_gc_records(server, damaged=damaged)),
-            scrapes=_scrapes(_lines(server / "metrics-api.jsonl", "sent_ns", damaged)),
+            scrapes=_scrapes(_lines(server / f"metrics-{MAIN_ROLE}.jsonl", "sent_ns", damaged)),
             processes=tuple(_processes(_lines(server / "process.jsonl", "t_ns", damaged))),
             health=_health(_lines(server / "health.jsonl", "sent_ns", damaged)),
+            others={
+                path.stem.removeprefix("metrics-"): _scrapes(_lines(path, "sent_ns", damaged))
+                for path in sorted(server.glob("metrics-*.jsonl"))[:_MOST_ENDPOINTS]
+                if path.stem != f"metrics-{MAIN_ROLE}"
+            },
+            gpus=tuple(_gpus(_lines(server / "gpu.jsonl", "t_ns", damaged))),
             damaged=damaged,
         )
 
@@ -335,6 +349,22 @@ def _processes(lines: list[dict[str, Any]]) -> Iterator[ProcessSamples]:
             rss_mb=_column(line.get("rss_bytes") for line in own) / MEGABYTE,
             cpu_s=_column(line.get("cpu_s") for line in own),
             threads=_column(line.get("threads") for line in own),
+        )
+
+
+def _gpus(lines: list[dict[str, Any]]) -> Iterator[GpuSamples]:
+    by_index: dict[int, list[dict[str, Any]]] = {}
+    for line in lines:
+        index = line.get("index")  # null in a line that says what went wrong with all of them
+        if is_count(index) and (index in by_index or len(by_index) < _MOST_GPUS):
+            by_index.setdefault(line["index"], []).append(line)
+    for index, own in sorted(by_index.items()):
+        names = [line["name"] for line in own if isinstance(line.get("name"), str)]
+        yield GpuSamples(
+            index=index,
+            name=names[0] if names else None,
+            t_ns=_times(own, "t_ns"),
+            values={name: _column(line.get(name) for line in own) for name in GPU_VALUES},
         )
 
 

@@ -8,43 +8,44 @@ lives in `cli/`, the client's figures in `bench/`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from atom.diag.engine_figures import engine_figures, tokens_per_s
 from atom.diag.gc_records import GcProcess, check_books, read_gc_records
+from atom.diag.gpu_figures import gpu_figures
 from atom.diag.server_captures import FloatArray, Passes, ProcessSamples, Scrapes, ServerCaptures
+from atom.diag.server_figure import ServerFigure
 
 __all__ = ["ServerFigure", "figures_of", "old_object_passes", "server_figures", "server_self_checks"]
-
-
-@dataclass(frozen=True, slots=True)
-class ServerFigure:
-    """One figure of the table."""
-
-    key: str
-    label: str
-    value: float | None
-    unit: str
-    definition: str
-    n: int
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def server_figures(server: Path, start_ns: int, end_ns: int) -> list[ServerFigure]:
     """Figures of the window [start_ns, end_ns) (CLOCK_MONOTONIC) from a run's `server/` directory."""
     captures = ServerCaptures.read(server)
-    return figures_of(
+    api = figures_of(
         captures.api_passes(start_ns, end_ns),
         captures.scrapes,
         captures.api_samples(start_ns, end_ns),
         start_ns,
         end_ns,
     )
+    engines = engine_figures(captures.scrapes, start_ns, end_ns)
+    for role, scrapes in captures.others.items():
+        engines += engine_figures(scrapes, start_ns, end_ns, role)
+    gpus = gpu_figures(captures.gpus, start_ns, end_ns, _tokens_per_s(captures, start_ns, end_ns))
+    return [*api, *engines, *gpus]
+
+
+def _tokens_per_s(captures: ServerCaptures, start_ns: int, end_ns: int) -> float | None:
+    """As the loaded server says; where it only passes requests on, the sum of the instances that decode."""
+    own = tokens_per_s(captures.scrapes, start_ns, end_ns)
+    if own:
+        return own
+    decoding = [one for role, one in captures.others.items() if not role.startswith(("prefill", "context"))]
+    found = [tokens_per_s(one, start_ns, end_ns) for one in decoding]
+    return sum(one for one in found if one is not None) or None
 
 
 def figures_of(
@@ -144,6 +145,7 @@ def _metrics_figures(scrapes: Scrapes, start_ns: int, end_ns: int) -> list[Serve
             "requests",
             "mean over the window's scrapes of the requests in the engine",
             len(running),
+            "mean",
         ),
     ]
 

@@ -9,7 +9,6 @@ the one that sends nothing. What the captures mean is `diag/server_figures.py`.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +17,13 @@ from urllib.parse import urlsplit
 
 from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.runner import LoadOutcome
-from atom.diag.capture import CaptureConfig, CaptureProcess, MetricsTarget
+from atom.diag.capture import CaptureConfig, CaptureProcess
 from atom.diag.gc_hook import ACTION_FILE, check_action
 from atom.diag.gc_injection import hook_environment, hook_python_path
+from atom.diag.gpu_choice import check_telemetry, gpus_to_sample, is_this_host
 from atom.diag.hook_report import HookReport
 from atom.diag.metrics_path import find_metrics, metrics_paths
+from atom.diag.metrics_target import MetricsTarget
 from atom.diag.redact import redact_arguments, redact_environment
 from atom.diag.server_figures import server_self_checks
 from atom.diag.server_info import server_info
@@ -56,7 +57,8 @@ class MeasuredSession:
 
     `gc_hook`: record collections inside the server (a `UrlTarget` is only seen from outside). `gc_action`: what the
     hook does to its collector when the load starts (`freeze`, `disable`, `threshold:…`). `health_probe`: ask `/health`
-    ten times a second.
+    ten times a second. `extra_metrics`: further endpoints to scrape, such as the instances behind a router.
+    `gpu_telemetry`: sample the GPUs of this host; None: if the server runs here and a library for that is installed.
     """
 
     def __init__(
@@ -68,6 +70,8 @@ class MeasuredSession:
         gc_hook: bool = True,
         gc_action: str | None = None,
         health_probe: bool = True,
+        extra_metrics: Sequence[MetricsTarget] = (),
+        gpu_telemetry: bool | None = None,
         on_progress: Callable[[LaunchProgress], None] | None = None,
         on_log: Callable[[str], None] | None = None,
         on_start: Callable[[Server], None] | None = None,
@@ -79,6 +83,9 @@ class MeasuredSession:
         self.gc_hook = gc_hook and not isinstance(target, UrlTarget)
         self.gc_action = None if gc_action is None else _checked_action(gc_action)
         self.health_probe = health_probe
+        self.extra_metrics = tuple(extra_metrics)
+        self.gpu_telemetry = gpu_telemetry
+        check_telemetry(gpu_telemetry)
         self._on_progress = on_progress
         self._on_log = on_log
         self._on_start = on_start
@@ -218,11 +225,11 @@ class MeasuredSession:
             self._hook.attached(attached)
 
     def _capture_config(self, under_test: ServerUnderTest) -> CaptureConfig:
-        server, url = under_test.server, under_test.metrics_url
+        server = under_test.server
         roles = KNOWN_ROLES if under_test.recipe is None else under_test.recipe.roles
         return CaptureConfig(
             directory=str(self.run_dir.server.absolute()),
-            metrics=[] if url is None else [MetricsTarget(url=url, dialect=under_test.dialect)],
+            metrics=self._metrics_targets(under_test),
             health_url=f"{under_test.address}{_health_path(under_test)}"
             if self.health_probe and under_test.address is not None
             else None,
@@ -231,7 +238,17 @@ class MeasuredSession:
             listeners=under_test.listeners,
             trees=[] if under_test.pid is None else [under_test.pid],
             roles=roles.as_dict(),
+            gpus=gpus_to_sample(under_test, self.gpu_telemetry, self.options.devices),
         )
+
+    def _metrics_targets(self, under_test: ServerUnderTest) -> list[MetricsTarget]:
+        """The server's own and the others, each URL once."""
+        url = under_test.metrics_url
+        own = [] if url is None else [MetricsTarget(url=url, dialect=under_test.dialect)]
+        others = [one for one in self.extra_metrics if one.url != url]
+        if self.extra_metrics:
+            self.run_dir.write_run_json({"server_metrics": {one.role: one.url for one in [*own, *others]}})
+        return [*own, *others]
 
     def _record_end(self, captured: dict[str, Any], stop: StopReport | None) -> None:
         facts: dict[str, Any] = {"capture": captured["files"]}
@@ -309,11 +326,7 @@ def _locate_metrics(under_test: ServerUnderTest, metrics: Metrics) -> list[dict[
 def _local_listeners(base_url: str) -> list[int]:
     """The process behind a URL of this machine, so that its memory is seen too."""
     parts = urlsplit(base_url)
-    host = parts.hostname or ""
-    try:
-        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = False
+    local = is_this_host(parts.hostname or "")
     port = parts.port or (443 if parts.scheme == "https" else 80)
     return (listening_processes(port) or []) if local else []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,9 +19,10 @@ import pytest
 
 from atom.bench.rundir import RunDirectory, Validity, read_jsonl
 from atom.bench.runner import LoadOutcome
-from atom.diag.capture import CaptureConfig, CaptureProcess, MetricsTarget
+from atom.diag.capture import CaptureConfig, CaptureProcess
 from atom.diag.gc_records import read_gc_records
 from atom.diag.http_fetch import ScrapeError, fetch
+from atom.diag.metrics_target import MetricsTarget, parse_metrics_targets
 from atom.diag.server_figures import server_figures
 from atom.diag.session import MeasuredSession, ServerUnderTest, UrlTarget
 from atom.recipes.errors import ServerDiedError
@@ -218,7 +220,12 @@ def test_our_own_engine_is_hooked_in_both_processes(tmp_path: Path) -> None:
     assert sampled[hooked["core"].pid] == "core"
     *_, scrape = read_jsonl(run_dir.server / "metrics-api.jsonl")
     assert scrape["error"] is None
-    assert None not in scrape["values"].values()
+    unknown = {name for name, value in scrape["values"].items() if value is None}
+    assert unknown == {  # it does not speculate, and tells of single requests only if it is asked to
+        *("drafts", "draft_tokens", "accepted_tokens", "acceptance_length"),
+        *(f"{kind}_context_{what}" for kind in ("prefill", "decode") for what in ("mean", "max", "series")),
+    }
+    assert scrape["dialect"] == "atom"
     assert scrape["values"]["running"] == 0
 
 
@@ -270,6 +277,106 @@ def test_a_capture_ends_with_its_parent(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGKILL
     pid = int(done.stdout)
     until(lambda: (stat := read_stat(pid)) is None or not stat.alive)
+
+
+def test_several_endpoints_with_roles_on_one_clock(tmp_path: Path) -> None:
+    """A router's instances: each has its file, and one that refuses, or answers garbage, stops no other."""
+    run_dir = RunDirectory(tmp_path)
+    with launch(recipe(), LaunchOptions()) as prefill, launch(recipe("metrics-garbage"), LaunchOptions()) as decode:
+        given = [f"prefill={prefill.base_url}", f"decode={decode.metrics_url}", "gone=http://127.0.0.1:9"]
+        roles = ("api", "prefill", "decode", "gone")
+        files = {role: run_dir.server / f"metrics-{role}.jsonl" for role in roles}
+
+        def load(_server: ServerUnderTest) -> LoadOutcome:
+            started = time.monotonic_ns()
+            for path in files.values():
+                until(lambda path=path: lines_in(path) >= 2)  # type: ignore[misc]
+            return outcome(started)
+
+        session = MeasuredSession(recipe(), run_dir, extra_metrics=parse_metrics_targets(given))
+        result = session.run(load)
+    assert result.reasons == []
+    first = {role: next(iter(read_jsonl(path))) for role, path in files.items()}
+    assert (first["prefill"]["dialect"], first["prefill"]["values"]["running"]) == ("vllm", 5.0)
+    assert first["decode"]["error"] == "no Prometheus text"
+    assert first["gone"]["error"] == "connection refused"
+    assert run_dir.read_run_json()["server_metrics"] == {
+        "api": run_dir.read_run_json()["server"]["metrics_url"],
+        "prefill": prefill.metrics_url,
+        "decode": decode.metrics_url,
+        "gone": "http://127.0.0.1:9/metrics",
+    }
+    found = {
+        figure.key: figure.value
+        for figure in server_figures(run_dir.server, result.outcome.started_ns, result.outcome.ended_ns)
+    }
+    assert found["kv_usage_mean"] == found["kv_usage_mean_prefill"] == pytest.approx(0.6)
+    assert not [key for key in found if key.endswith(("_decode", "_gone"))]
+
+
+def test_the_environments_proxy_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{unused.getsockname()[1]}")
+        with launch(recipe(), LaunchOptions()) as server:
+            capture = CaptureProcess(
+                CaptureConfig(directory=str(tmp_path), metrics=[MetricsTarget(url=server.metrics_url)])
+            )
+            until(lambda: lines_in(tmp_path / "metrics-api.jsonl") >= 1)
+            capture.stop()
+    (line, *_) = read_jsonl(tmp_path / "metrics-api.jsonl")
+    assert (line["error"], line["values"]["running"]) == (None, 5.0)
+
+
+FAKE_NVML = """
+import os, pathlib, time
+NVML_TEMPERATURE_GPU = NVML_CLOCK_SM = 0
+NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX = NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 1
+class NVMLError(Exception): ...
+class NVMLError_NotSupported(NVMLError): ...
+class Utilization: gpu = 80
+class Memory: used, total = 2 << 30, 8 << 30
+def nvmlInit(): ...
+def nvmlDeviceGetCount(): return 2
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetUUID(handle): return f"GPU-{handle}aaa"
+def nvmlDeviceGetName(handle): return "Fake GPU"
+def nvmlDeviceGetUtilizationRates(handle): return Utilization
+def nvmlDeviceGetMemoryInfo(handle): return Memory
+def nvmlDeviceGetPowerUsage(handle):
+    while pathlib.Path(os.environ["FAKE_HANG"]).exists(): time.sleep(0.05)
+    return 300_000
+"""
+
+
+def test_gpu_lines_beside_a_load_and_a_driver_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes, hang = tmp_path / "fakes", tmp_path / "hang"
+    fakes.mkdir()
+    (fakes / "pynvml.py").write_text(FAKE_NVML)
+    monkeypatch.setenv("PYTHONPATH", f"{fakes}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("FAKE_HANG", str(hang))
+    monkeypatch.syspath_prepend(fakes)
+    run_dir = RunDirectory(tmp_path / "run")
+    path = run_dir.server / "gpu.jsonl"
+
+    def load(_server: ServerUnderTest) -> LoadOutcome:
+        started = time.monotonic_ns()
+        until(lambda: lines_in(path) >= 2)
+        hang.touch()
+        until(lambda: any(line["error"] for line in read_jsonl(path)))
+        return outcome(started)
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    result = MeasuredSession(recipe(), run_dir).run(load)
+    problem = "nvmlDeviceGetPowerUsage of GPU 1 did not return within 5 s: samples are missing"
+    assert result.reasons == [f"GPU telemetry: {problem}"]
+    content = run_dir.read_run_json()
+    assert content["validity"] == "valid"
+    assert content["capture"]["gpu.jsonl"]["problem"] == problem
+    first, *_ = lines = list(read_jsonl(path))
+    assert {line["index"] for line in lines} == {1}
+    assert (first["name"], first["power_w"], first["utilization"], first["energy_j"]) == ("Fake GPU", 300, 0.8, None)
 
 
 def test_a_full_disk_is_reported(tmp_path: Path) -> None:
