@@ -152,8 +152,6 @@ def _line(
         return None
     tags = AgentTags.of(record)
     chain = f"{record.phase}/{record.index}" if record.session is None else record.session
-    if tags is not None:
-        chain = f"{record.session}/{tags.agent}"
     cancelled = record.outcome == Outcome.CANCELLED
     end = record.end_ns if record.end_ns is not None else start
     metadata: dict[str, Any] = {
@@ -174,10 +172,9 @@ def _line(
         "agent_depth": 0 if tags is None else tags.depth,
     }
     if tags is not None:
-        root = f"{record.session}/0"
-        metadata["root_correlation_id"] = _uuid(root)
+        metadata["root_correlation_id"] = _uuid(tags.root)
         if tags.parent is not None:
-            metadata["parent_correlation_id"] = _uuid(f"{record.session}/{tags.parent}")
+            metadata["parent_correlation_id"] = _uuid(tags.parent)
     return {
         "metadata": {name: value for name, value in metadata.items() if value is not None},
         "metrics": {tag: {"value": value, "unit": _UNITS[tag]} for tag, value in metrics.items()},
@@ -212,8 +209,8 @@ class _Statistics:
         if error is not None:
             self.errors[error["code"], error["type"], error["message"]] += 1
         tags = AgentTags.of(record)
-        if tags is not None and record.outcome == Outcome.COMPLETED:
-            self.theoretical[0] += tags.hit_blocks
+        if tags is not None and tags.blocks and record.outcome == Outcome.COMPLETED:
+            self.theoretical[0] += min(tags.cached_blocks or 0, tags.blocks)
             self.theoretical[1] += tags.blocks
 
     def metrics(self) -> dict[str, dict[str, Any]]:
