@@ -65,7 +65,10 @@ RATES: Final[Mapping[str, tuple[str, str]]] = {
         "requests",
         "requests between sent and ended, averaged over the measured phase, counted live",
     ),
-    "client_cpu_share": ("fraction", "CPU time of the client's event-loop thread ÷ wall time"),
+    "client_cpu_share": (
+        "fraction",
+        "CPU time of the client's event-loop thread ÷ wall time; of several workers the busiest",
+    ),
     "p99_client_lag_ms": ("ms", "99th percentile of how late a timer of the client's event loop fires"),
     "max_client_lag_ms": ("ms", "longest delay of a timer of the client's event loop"),
     "p99_send_lag_ms": ("ms", "99th percentile of: sent − (time at which it could be sent) − connect"),

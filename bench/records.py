@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from atom.bench.clocks import ClockOffset, clock_offsets
 from atom.bench.rundir import JsonlFile, RunDirectory, check_schema_version
 
 __all__ = ["MEASURED", "WARMUP", "Outcome", "RequestRecord", "is_count", "read_records"]
@@ -145,6 +146,15 @@ class RequestRecord:
         record._check_order()
         return record
 
+    def shift(self, offset: ClockOffset) -> None:
+        """Move all times to another clock, by what is right for this request's beginning: its durations stay."""
+        moments = [name for name in _MOMENTS if getattr(self, name) is not None]
+        if moments:
+            by_ns = offset.at(min(getattr(self, name) for name in moments))
+            for name in moments:
+                setattr(self, name, getattr(self, name) + by_ns)
+            self.chunk_ns = [moment + by_ns for moment in self.chunk_ns]
+
     def _check_order(self) -> None:
         """ValueError if what happened did not happen in this order, or a completed request lacks a part of it."""
         moments = [self.sent_ns, self.first_ns, self.last_ns, self.end_ns]
@@ -164,6 +174,7 @@ _NUMBERS = frozenset(
         *("input_len", "output_len", "prompt_tokens", "output_tokens", "cached_tokens"),
     )
 )
+_MOMENTS = ("scheduled_ns", "ready_ns", "sent_ns", "first_ns", "last_ns", "end_ns")
 _TEXTS = ("phase", "worker", "session", "tokens_from", "finish_reason", "text")
 _MOST: Final = 1 << 62
 """Beyond any time or count, and small enough for a difference of two in 64 bits."""
@@ -180,13 +191,14 @@ def _counts(values: object) -> bool:
 def read_records(
     run_dir: RunDirectory, phase: str | None = MEASURED, *, damaged: Counter[str] | None = None
 ) -> Iterator[RequestRecord]:
-    """The records of all workers, of one phase or (None) of all.
+    """The records of all workers, of one phase or (None) of all, on one clock (`bench/clocks.py`).
 
     Lines that are torn or no record are skipped, and counted in `damaged` by file (`requests/0.jsonl`). UsageError for
     a line of a newer major schema version, which says something that this version cannot know.
     """
+    offsets = clock_offsets(run_dir.read_run_json())
     for path in run_dir.request_files():
-        file, bad = JsonlFile(path), 0
+        file, bad, offset = JsonlFile(path), 0, offsets.get(path.stem)
         for line in file:
             if "schema_version" in line:
                 check_schema_version(line["schema_version"], f"{path}, line {file.line}")
@@ -196,6 +208,8 @@ def read_records(
                 bad += 1
                 continue
             if phase is None or record.phase == phase:
+                if offset is not None:
+                    record.shift(offset)
                 yield record
         if damaged is not None and bad + file.damaged:  # a torn last line is what a kill leaves, no damage
             damaged[f"{path.parent.name}/{path.name}"] += bad + file.damaged

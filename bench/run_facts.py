@@ -29,6 +29,10 @@ def _object(value: object) -> bool:
     return isinstance(value, dict)
 
 
+def _objects(value: object) -> bool:
+    return isinstance(value, list) and all(map(_object, value))
+
+
 def _text(value: object) -> bool:
     return isinstance(value, str)
 
@@ -64,6 +68,7 @@ _FIELDS: Final[Mapping[str, _Kind]] = {
     "git.sha": _TEXT,
     "packages": _FACTS,
     "devices": _TEXTS,
+    "ranks": (_objects, "a list of objects"),
     "recipe": _OBJECT,
     "recipe.name": _TEXT,
     "target": _FACTS,

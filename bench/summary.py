@@ -8,39 +8,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
 from atom.bench.accounting import Counts
+from atom.bench.agentic.report import AgenticSection, agentic_section, replays_sessions
+from atom.bench.client_window import ClientWindow, WorkerWindow, read_client_window
 from atom.bench.gsm8k.section import AccuracySection, accuracy_section, asks_word_problems
 from atom.bench.metrics import DISTRIBUTIONS, RATES, Figure, FloatArray, Samples, collect, distribution
-from atom.bench.records import Outcome, RequestRecord, is_count, read_records
+from atom.bench.records import Outcome, RequestRecord, read_records
 from atom.bench.run_facts import checked_run
-from atom.bench.rundir import JsonlFile, RunDirectory, Validity, check_schema_version
+from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.schedule import kept
 from atom.bench.validity import Client, Verdict, judge
 
 __all__ = ["summarize"]
 
 DEFAULT_PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0)
-
-
-@dataclass(slots=True)
-class _Window:
-    """The measured phase as the clients noted it."""
-
-    start_ns: int | None = None
-    end_ns: int | None = None
-    """None: no worker wrote its end; the run was killed."""
-    started: int | None = None
-    sent: int | None = None
-    busy_ns: int | None = None
-    interrupted: bool = False
-    lag_ms: list[float] = field(default_factory=list)
-    cpu_ns: float = 0.0
-    cpu_of_ns: float = 0.0
 
 
 def summarize(
@@ -60,7 +45,7 @@ def summarize(
     load: dict[str, Any] = run.get("load") or {}
     damaged: Counter[str] = Counter()
     records = list(read_records(run_dir, damaged=damaged))
-    window = _read_window(run_dir, damaged)
+    window = read_client_window(run_dir, run, damaged)
     start, end = _bounds(window, run, records)
     wall = max(0, end - start) / 1e9
     slo = load.get("goodput_ms") or {}
@@ -73,7 +58,7 @@ def summarize(
         if len(values) or name not in ("ttft_scheduled", "per_token_itl", "connect"):
             figures |= distribution(name, values, sorted({*percentiles, 50.0, 99.0}))
     figures |= _rates(samples, outcomes, records, wall, start, window, slo)
-    client = _client(window, records, figures)
+    client = _client(window, records)
     figures |= client.figures()
     counts = Counts.of(
         outcomes,
@@ -84,19 +69,24 @@ def summarize(
     if asks_word_problems(load):
         accuracy = accuracy_section(run_dir, run, load, records, (start, end))
         figures |= accuracy.figures
+    agentic: AgenticSection | None = None
+    if replays_sessions(load):
+        cut_short = window.interrupted or window.end_ns is None
+        agentic = agentic_section(run_dir, load, records, start, interrupted=cut_short)
+        figures |= agentic.figures
     verdict = judge(
         counts,
         client,
         figures,
         threshold=_or(load.get("failed_request_threshold"), 0.1),
         interrupted=window.interrupted,
-        ended=window.end_ns is not None,
+        ended=window.ended,
         recorded=_time_in_system(records),
         wall_s=wall,
         busy_ns=window.busy_ns,
         planned=load.get("num_prompts"),
         timed=accuracy is None,
-        more_reasons=accuracy.reasons if accuracy is not None else (),
+        more_reasons=[reason for section in (accuracy, agentic) if section is not None for reason in section.reasons],
         schedule=kept(records),
     )
     validity, reasons = _verdict(run, verdict, _damage(run_dir, run, window, damaged, verdict))
@@ -110,12 +100,15 @@ def summarize(
         "notes": [*_notes(samples, records, figures), *verdict.notes],
         "errors": _errors(records),
         "anomalies": dict(sum((Counter(record.anomalies) for record in records), Counter())),
+        "workers": client.each(),
         "start_ns": start,
         "end_ns": end,
         "figures": {**{name: figure.as_dict() for name, figure in figures.items()}, **(extra or {})},
     }
     if accuracy is not None:
         summary["accuracy"] = accuracy.content
+    if agentic is not None:
+        summary["agentic"] = agentic.content
     if write:
         run_dir.write_summary(summary)
     return summary
@@ -134,79 +127,22 @@ def _verdict(run: Mapping[str, Any], verdict: Verdict, damage: Sequence[str]) ->
     return validity, [*reasons, *(reason for reason in damage if reason not in reasons)]
 
 
-def _read_window(run_dir: RunDirectory, damaged: Counter[str]) -> _Window:
-    """What the clients noted; lines that say it wrong are counted in `damaged` and otherwise left out."""
-    window = _Window()
-    for path in sorted(run_dir.client.glob("*.jsonl")):
-        file, bad = JsonlFile(path), 0
-        for line in file:
-            if "schema_version" in line:
-                check_schema_version(line["schema_version"], f"{path}, line {file.line}")
-            try:
-                _take_line(window, line)
-            except (KeyError, TypeError, ValueError):
-                bad += 1
-        if bad + file.malformed:
-            damaged[f"{path.parent.name}/{path.name}"] += bad + file.malformed
-    return window
-
-
-def _take_line(window: _Window, line: Mapping[str, Any]) -> None:
-    """KeyError, TypeError or ValueError if the line is not what its kind says, and then nothing of it is taken."""
-    kind = line.get("kind")
-    if kind == "measured_start":
-        moment = _whole(line["t_ns"])
-        window.start_ns = moment if window.start_ns is None else min(window.start_ns, moment)
-    elif kind == "measured_end":
-        sent = _whole(line["sent"])
-        started, busy, end = (
-            _whole(line.get("started", sent)),
-            _whole(line["running_integral_ns"]),
-            _whole(line["t_ns"]),
-        )
-        window.end_ns = max(window.end_ns or 0, end)
-        window.started, window.sent = (window.started or 0) + started, (window.sent or 0) + sent
-        window.busy_ns = (window.busy_ns or 0) + busy
-        window.interrupted |= line["interrupted"] is True
-    elif kind == "window" and line.get("phase") == "measured":
-        duration = _whole(line["t_ns"]) - _whole(line["start_ns"])
-        lags, share = [_real(lag) for lag in line["lag_ms"]], _real(line["cpu_share"])
-        if duration < 0:
-            raise ValueError("a window must not end before it starts")
-        window.lag_ms += lags
-        window.cpu_ns += share * duration
-        window.cpu_of_ns += duration
-
-
-def _whole(value: object) -> int:
-    if not is_count(value):
-        raise ValueError("not a whole number")
-    assert isinstance(value, int)
-    return value
-
-
-def _real(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
-        raise ValueError("not a number")
-    return float(value)
-
-
 def _damage(
-    run_dir: RunDirectory, run: Mapping[str, Any], window: _Window, damaged: Mapping[str, int], verdict: Verdict
+    run_dir: RunDirectory, run: Mapping[str, Any], window: ClientWindow, damaged: Mapping[str, int], verdict: Verdict
 ) -> list[str]:
     """What is missing from the directory or spoiled in it, whatever was thought of the run when it was sealed."""
     reasons = [f"{n} unreadable {'line' if n == 1 else 'lines'} in {name}" for name, n in sorted(damaged.items())]
     sealed = run.get("validity") == Validity.VALID
     if window.started and not run_dir.request_files():
         reasons.append(f"requests/*.jsonl is missing: {window.started} requests were started")
-    if sealed and window.end_ns is None:
+    if sealed and not window.ended:
         reasons.append("client/*.jsonl is missing or incomplete: how the run ended is not known")
     if sealed:
         reasons += [f"{check.name} does not hold: {check.detail}" for check in verdict.checks if check.ok is False]
     return reasons
 
 
-def _bounds(window: _Window, run: Mapping[str, Any], records: Sequence[RequestRecord]) -> tuple[int, int]:
+def _bounds(window: ClientWindow, run: Mapping[str, Any], records: Sequence[RequestRecord]) -> tuple[int, int]:
     """Start of the measured phase and the end of its last request."""
     ends = [record.end_ns for record in records if record.end_ns is not None]
     starts = [record.sent_ns for record in records if record.sent_ns is not None]
@@ -221,7 +157,7 @@ def _rates(
     records: Sequence[RequestRecord],
     wall: float,
     start_ns: int,
-    window: _Window,
+    window: ClientWindow,
     slo: Mapping[str, float],
 ) -> dict[str, Figure]:
     completed = outcomes[Outcome.COMPLETED]
@@ -297,16 +233,17 @@ def _time_in_system(records: Sequence[RequestRecord]) -> tuple[int, int]:
     return len(times), sum(times)
 
 
-def _client(window: _Window, records: Sequence[RequestRecord], figures: Mapping[str, Figure]) -> Client:
-    late = [
-        (r.sent_ns - r.ready_ns - (r.connect_ns or 0)) / 1e6
-        for r in records
-        if r.sent_ns is not None and r.ready_ns is not None and not r.retries
-    ]
-    return Client(
-        cpu_share=window.cpu_ns / window.cpu_of_ns if window.cpu_of_ns else None,
-        lag_ms=window.lag_ms,
-        send_lag_ms=late,
+def _client(window: ClientWindow, records: Sequence[RequestRecord]) -> Client:
+    late: dict[str, list[float]] = {}
+    for r in records:
+        if r.sent_ns is not None and r.ready_ns is not None and not r.retries:
+            late.setdefault(r.worker, []).append((r.sent_ns - r.ready_ns - (r.connect_ns or 0)) / 1e6)
+    names = [*window.workers, *(name for name in late if name not in window.workers)]
+    return Client.merged(
+        [
+            Client(cpu_share=worker.cpu_share, lag_ms=worker.lag_ms, send_lag_ms=late.get(name, ()), worker=name)
+            for name, worker in ((name, window.workers.get(name, WorkerWindow())) for name in names)
+        ]
     )
 
 

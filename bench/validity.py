@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -30,13 +30,43 @@ LITTLE_MIN_LATENCIES: Final = 10
 """Requests, and duration in mean latencies, below which a mean concurrency says nothing about a steady state."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Client:
-    """How the load generator itself fared."""
+    """How the load generator itself fared: one process, or (`merged`) all of them."""
 
     cpu_share: float | None
+    """Of several processes, the busiest one's: a mean would hide the one that cannot keep up."""
     lag_ms: Sequence[float]
     send_lag_ms: Sequence[float]
+    worker: str | None = None
+    """Whose this is; of several, whose CPU share it is."""
+    parts: Sequence[Client] = ()
+    """Several processes, one by one."""
+
+    @classmethod
+    def merged(cls, parts: Sequence[Client]) -> Client:
+        if len(parts) == 1:
+            return replace(parts[0], worker=None)
+        busiest = max(parts, key=lambda part: part.cpu_share or 0.0, default=None)
+        return cls(
+            cpu_share=None if busiest is None else busiest.cpu_share,
+            lag_ms=[lag for part in parts for lag in part.lag_ms],
+            send_lag_ms=[lag for part in parts for lag in part.send_lag_ms],
+            worker=None if busiest is None else busiest.worker,
+            parts=parts,
+        )
+
+    def each(self) -> list[dict[str, Any]]:
+        """Worker by worker, for JSON."""
+        return [
+            {
+                "worker": part.worker,
+                "cpu_share": part.cpu_share,
+                "p99_client_lag_ms": _percentile(part.lag_ms, 99),
+                "p99_send_lag_ms": _percentile(part.send_lag_ms, 99),
+            }
+            for part in self.parts
+        ]
 
     def figures(self) -> dict[str, Figure]:
         values: dict[str, tuple[float | None, int]] = {
@@ -166,20 +196,30 @@ def _little(recorded: tuple[int, int], wall_s: float, busy_ns: int | None) -> Ch
 
 
 def _saturation(client: Client, figures: Mapping[str, Figure]) -> list[str]:
-    """A late stamp shifts the quantile it falls into, so lag is held against the latencies at the same quantile."""
-    reasons: list[str] = []
-    if client.cpu_share is not None and client.cpu_share > MAX_CPU_SHARE:
-        reasons.append(f"client saturated: its event loop used {client.cpu_share:.0%} of a CPU")
+    """A late stamp shifts the quantile it falls into, so lag is held against the latencies at the same quantile. Of
+    several processes each is judged by itself: one that cannot keep up spoils its share of the figures."""
+    parts = client.parts or (client,)
+    busy = {part: part.cpu_share for part in parts if (part.cpu_share or 0.0) > MAX_CPU_SHARE}
+    reasons = _worst(busy, "event loop used {value:.0%} of a CPU")
     for q, floor_ms in MIN_LAG_MS.items():
         ttft, itl = _value(figures, f"p{q:g}_ttft_ms"), _value(figures, f"p{q:g}_itl_ms")
         shortest = min((value for value in (ttft, itl) if value is not None), default=None)
-        if (lag := _held_against(client.lag_ms, q, shortest, floor_ms)) is not None:
-            reasons.append(
-                f"client saturated: its event loop was {lag:.1f} ms late at p{q:g}, {shortest:.1f} ms are measured"
-            )
-        if (lag := _held_against(client.send_lag_ms, q, ttft, floor_ms)) is not None:
-            reasons.append(f"client saturated: requests were sent {lag:.1f} ms late at p{q:g}, TTFT is {ttft:.1f} ms")
+        late = {part: _held_against(part.lag_ms, q, shortest, floor_ms) for part in parts}
+        reasons += _worst(late, f"event loop was {{value:.1f}} ms late at p{q:g}, {shortest or 0:.1f} ms are measured")
+        sent = {part: _held_against(part.send_lag_ms, q, ttft, floor_ms) for part in parts}
+        reasons += _worst(sent, f"requests were sent {{value:.1f}} ms late at p{q:g}, TTFT is {ttft or 0:.1f} ms")
     return reasons
+
+
+def _worst(found: Mapping[Client, float | None], words: str) -> list[str]:
+    """The reason that the worst of the processes gives, if any does. None: nothing is held against this one."""
+    guilty = [(value, part) for part, value in found.items() if value is not None]
+    if not guilty:
+        return []
+    value, part = max(guilty, key=lambda one: one[0])
+    who = "its" if part.worker is None else f"worker {part.worker}'s"
+    more = f" (the worst of {len(guilty)} such workers)" if len(guilty) > 1 else ""
+    return [f"client saturated: {who} {words.format(value=value)}{more}"]
 
 
 def _held_against(lags: Sequence[float], q: float, latency: float | None, floor_ms: float) -> float | None:

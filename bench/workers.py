@@ -131,7 +131,7 @@ class _Crew:
             "parent": os.getpid(),
             "worker": str(shard.index),
             "shard": [shard.index, shard.of],
-            "run_dir": str(self._run_dir.path.absolute()),
+            "run_dir": str(self._run_dir.path),
             "spec": spec,
             "control": control_in,
             "report": report_out,

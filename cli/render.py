@@ -185,7 +185,10 @@ def _figure_rows(summary: Mapping[str, Any]) -> list[list[str]]:
         lag = f"loop lag p99 {number(values['p99_client_lag_ms'])} ms, max {number(values['max_client_lag_ms'])} ms"
         client.append(lag)
     if values["client_cpu_share"] is not None:
-        client.append(f"CPU {percent(values['client_cpu_share'])}")
+        workers = summary.get("workers") or []
+        busiest = max(workers, key=lambda worker: worker["cpu_share"] or 0.0, default=None)
+        who = f" (worker {busiest['worker']}, the busiest of {len(workers)})" if busiest is not None else ""
+        client.append(f"CPU {percent(values['client_cpu_share'])}{who}")
     if client:
         rows.append(["client", ", ".join(client)])
     return rows
