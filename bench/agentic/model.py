@@ -15,7 +15,7 @@ import numpy.typing as npt
 __all__ = ["Agent", "Session", "Turn"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Turn:
     """One request of an agent."""
 

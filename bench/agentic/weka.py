@@ -1,0 +1,307 @@
+"""Reads recorded sessions: Weka / kv-cache-tester traces, a JSON file per session in a directory, or JSON lines.
+
+A trace file is someone else's: everything is checked and bounded, and an error names the file and the field. What a
+replay does not need (think times, stop reasons, totals) is not read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from atom.bench.agentic.model import Agent, Session, Turn
+from atom.recipes.errors import UsageError
+
+__all__ = ["load_traces", "parse_trace"]
+
+MAX_FILE_BYTES: Final = 2 << 30
+MAX_LINE_BYTES: Final = 256 << 20
+MAX_FILES: Final = 100_000
+MAX_REQUESTS: Final = 100_000
+"""Of one session."""
+MAX_TOKENS: Final = 1 << 24
+"""Of one prompt or answer."""
+MAX_BLOCK_SIZE: Final = 1 << 16
+MAX_DEPTH: Final = 8
+"""Sub-agents of sub-agents."""
+MAX_SECONDS: Final = 10 * 365 * 86400.0
+_MAX_NAME: Final = 256
+_JOIN_SLACK_S: Final = 1e-6
+_EMPTY: Final[npt.NDArray[np.int64]] = np.empty(0, np.int64)
+
+
+def load_traces(
+    path: Path, *, max_sessions: int | None = None, max_context_length: int | None = None
+) -> tuple[Session, ...]:
+    """The sessions of a file (`.json`: one; `.jsonl`: one a line) or of all such files in a directory, by name.
+
+    `max_context_length` leaves out sessions with a prompt and answer beyond it; `max_sessions` takes the first that are
+    left. Sessions without a request of their main agent are left out too. UsageError if a file is none of the format,
+    or nothing is left.
+    """
+    sessions: list[Session] = []
+    found = 0
+    names: dict[str, str] = {}
+    for where, blob in _blobs(path):
+        session = parse_trace(blob, where)
+        if session is None:
+            continue
+        found += 1
+        if session.name in names:
+            raise UsageError(f"{where}: id {session.name!r} is also that of {names[session.name]}")
+        names[session.name] = where
+        if max_context_length is None or session.max_total_len <= max_context_length:
+            sessions.append(session)
+            if len(sessions) == max_sessions:
+                break
+    if not sessions:
+        why = "holds no session" if not found else f"none of its {found} sessions fits in {max_context_length} tokens"
+        raise UsageError(f"--trace {path}: {why}")
+    return tuple(sessions)
+
+
+def _blobs(path: Path) -> Iterator[tuple[str, Any]]:
+    """(place, JSON value) of every session."""
+    try:
+        files = [path]
+        if path.is_dir():
+            files = sorted(file for file in path.iterdir() if file.suffix in (".json", ".jsonl") and file.is_file())
+            if not files:
+                raise UsageError(f"--trace {path}: the directory holds no .json or .jsonl file")
+            if len(files) > MAX_FILES:
+                raise UsageError(f"--trace {path}: more than {MAX_FILES:,} files")
+        elif not path.is_file():
+            raise UsageError(f"--trace {path}: no such file or directory")
+        for file in files:
+            if file.stat().st_size > MAX_FILE_BYTES:
+                raise UsageError(f"{file}: larger than {MAX_FILE_BYTES >> 30} GiB")
+            if file.suffix == ".jsonl":
+                yield from _lines(file)
+            else:
+                yield str(file), _decode(file.read_bytes(), str(file))
+    except OSError as error:
+        raise UsageError(f"--trace {error.filename or path}: {error.strerror}") from None
+
+
+def _lines(file: Path) -> Iterator[tuple[str, Any]]:
+    with file.open("rb") as lines:
+        number = 0
+        while line := lines.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            where = f"{file}, line {number}"
+            if len(line) > MAX_LINE_BYTES:
+                raise UsageError(f"{where}: longer than {MAX_LINE_BYTES >> 20} MiB")
+            if line.strip():
+                yield where, _decode(line, where)
+
+
+def _decode(data: bytes, where: str) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: no JSON ({error})") from None
+
+
+def parse_trace(blob: Any, where: str) -> Session | None:
+    """The session of one trace object; None if its main agent has no request. `where` begins the errors' text."""
+    trace = _Fields(blob, where)
+    scope = trace.get("hash_id_scope", "local")
+    if scope not in ("local", "global"):
+        raise trace.error("hash_id_scope", "'local' or 'global'", scope)
+    name = trace.text("id")
+    block_size = trace.whole("block_size", 1, MAX_BLOCK_SIZE, default=64)
+    reader = _Tree(block_size)
+    reader.agent(trace, "main", None, 0, 0.0)
+    if not reader.agents:
+        return None
+    return Session(name, block_size, name if scope == "local" else "", tuple(map(_frozen, reader.agents)))
+
+
+class _Fields:
+    """A JSON object whose fields are read with a check each."""
+
+    def __init__(self, value: Any, where: str) -> None:
+        if not isinstance(value, dict):
+            raise UsageError(f"{where}: must be a JSON object, got {_short(value)}")
+        self._value: Mapping[str, Any] = value
+        self.where = where
+
+    def error(self, name: str, wanted: str, got: Any) -> UsageError:
+        return UsageError(f"{self.where}: {name} must be {wanted}, got {_short(got)}")
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value = self._value.get(name)
+        return default if value is None else value
+
+    def text(self, name: str) -> str:
+        value = self._value.get(name)
+        if not isinstance(value, str) or not 0 < len(value) <= _MAX_NAME or not value.isprintable():
+            raise self.error(name, f"a string of 1 to {_MAX_NAME} printable characters", value)
+        return value
+
+    def whole(self, name: str, low: int, high: int, default: int | None = None) -> int:
+        value = self.get(name, default)
+        if type(value) is not int or not low <= value <= high:
+            raise self.error(name, f"a whole number from {low:,} to {high:,}", value)
+        return value
+
+    def seconds(self, name: str) -> float:
+        value: Any = self._value.get(name)
+        if type(value) not in (int, float) or not abs(value) <= MAX_SECONDS:
+            raise self.error(name, "a number of seconds", value)
+        return float(value)
+
+    def duration(self, name: str, scale: float = 1.0) -> float | None:
+        """Seconds; recordings have nulls, negatives and NaN where nothing was measured."""
+        value: Any = self._value.get(name)
+        if type(value) not in (int, float) or not math.isfinite(value):
+            return None
+        return min(max(0.0, float(value) * scale), MAX_SECONDS)
+
+    def items(self, name: str, most: int) -> Sequence[Any]:
+        value = self.get(name, [])
+        if not isinstance(value, list) or len(value) > most:
+            raise self.error(name, f"a list of at most {most:,}", value)
+        return value
+
+    def hash_ids(self) -> npt.NDArray[np.int64]:
+        value = self.items("hash_ids", MAX_TOKENS)
+        try:
+            if not set(map(type, value)) <= {int}:
+                raise OverflowError
+            return np.array(value, dtype=np.int64)
+        except OverflowError:
+            raise self.error("hash_ids", "a list of whole numbers of 64 bits", value) from None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A turn while its tree is being read."""
+
+    place: int
+    """Its number in the list of requests."""
+    turn: Turn
+    blocks: npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Agent:
+    name: str
+    depth: int
+    parent: int | None
+    system_len: int
+    turns: list[_Turn]
+
+
+class _Tree:
+    """Reads the agents of one session, parents before their children."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._requests = 0
+        self.agents: list[_Agent] = []
+
+    def agent(self, fields: _Fields, name: str, parent: int | None, depth: int, origin_s: float) -> int | None:
+        """Add the agent whose requests `fields` holds, and its sub-agents; returns its number, None if it has no
+        request. Times before `origin_s` are counted from there (older recordings of sub-agents do that)."""
+        if depth > MAX_DEPTH:
+            raise UsageError(f"{fields.where}: sub-agents are nested deeper than {MAX_DEPTH}")
+        entries = fields.items("requests", MAX_REQUESTS)
+        self._requests += len(entries)
+        if self._requests > MAX_REQUESTS:
+            raise UsageError(f"{fields.where}: more than {MAX_REQUESTS:,} requests in one session")
+        system = fields.whole("tool_tokens", 0, MAX_TOKENS, 0) + fields.whole("system_tokens", 0, MAX_TOKENS, 0)
+        mine = _Agent(name, depth, parent, system, [])
+        nested: list[tuple[int, _Fields]] = []
+        for place, entry in enumerate(entries):
+            request = _Fields(entry, f"{fields.where}: requests[{place}]")
+            kind = request.get("type")
+            if kind == "subagent":
+                nested.append((place, request))
+            elif kind in ("n", "s"):
+                mine.turns.append(_read_turn(request, place, origin_s))
+            else:
+                raise request.error("type", "'n', 's' or 'subagent'", kind)
+        if not mine.turns:
+            return None
+        mine.turns.sort(key=lambda turn: (turn.turn.start_s, turn.place))
+        number = len(self.agents)
+        self.agents.append(mine)
+        for place, request in nested:
+            self._sub_agent(request, place, number)
+        return number
+
+    def _sub_agent(self, fields: _Fields, place: int, parent: int) -> None:
+        """One begins after the last turn that stands before it, and is joined by the first one behind it that was
+        sent once it had ended; it is left out if none stands before it."""
+        turns = self.agents[parent].turns
+        spawner = max((k for k, turn in enumerate(turns) if turn.place < place), default=None)
+        start_s = fields.seconds("t")
+        if spawner is None:
+            return
+        name = fields.text("agent_id")
+        if self.agents[parent].depth:
+            name = f"{self.agents[parent].name}.{name}"
+        if any(agent.name == name for agent in self.agents):
+            raise fields.error("agent_id", "another one for each sub-agent", name)
+        child = self.agent(fields, name, parent, self.agents[parent].depth + 1, start_s)
+        if child is None:
+            return
+        duration = fields.duration("duration_ms", 1e-3)
+        last = max(turn.turn.end_s for turn in self.agents[child].turns)
+        end_s = last if duration is None else start_s + duration
+        joining = next(
+            (
+                k
+                for k, turn in enumerate(turns)
+                if k > spawner and turn.place > place and turn.turn.start_s + _JOIN_SLACK_S >= end_s
+            ),
+            None,
+        )
+        turns[spawner].turn = replace(turns[spawner].turn, spawns=(*turns[spawner].turn.spawns, child))
+        if joining is not None:
+            turns[joining].turn = replace(turns[joining].turn, joins=(*turns[joining].turn.joins, child))
+
+
+def _read_turn(fields: _Fields, place: int, origin_s: float) -> _Turn:
+    start_s = fields.seconds("t")
+    if start_s + _JOIN_SLACK_S < origin_s:
+        start_s += origin_s
+    turn = Turn(
+        input_len=max(1, fields.whole("in", 0, MAX_TOKENS)),
+        output_len=max(1, fields.whole("out", 0, MAX_TOKENS)),
+        kept_blocks=0,
+        new_blocks=_EMPTY,
+        start_s=start_s,
+        duration_s=fields.duration("api_time") or 0.0,
+    )
+    return _Turn(place, turn, fields.hash_ids())
+
+
+def _frozen(agent: _Agent) -> Agent:
+    turns: list[Turn] = []
+    before = _EMPTY
+    for entry in agent.turns:
+        kept = _common(before, entry.blocks)
+        turns.append(replace(entry.turn, kept_blocks=kept, new_blocks=entry.blocks[kept:].copy()))
+        before = entry.blocks
+    return Agent(agent.name, agent.depth, agent.parent, agent.system_len, tuple(turns))
+
+
+def _common(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> int:
+    """Length of the common prefix."""
+    size = min(len(a), len(b))
+    differs = np.flatnonzero(a[:size] != b[:size])
+    return int(differs[0]) if len(differs) else size
