@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, Final
 
 import numpy as np
@@ -32,6 +33,7 @@ _STREAM: Final = 11
 """Keeps these random numbers apart from those of prompts and arrivals."""
 _SAMPLE: Final = 512
 """Sessions that stand for the expectation."""
+_GOLDEN: Final = 0.6180339887498949
 _SHARED_PREFIX: Final = 0.96
 _MAX_TURNS: Final = 4096
 _BEGINNING: Final = 0.5
@@ -127,9 +129,12 @@ class _Shape:
     background: bool = False
 
 
-def _shape(rng: np.random.Generator, config: GenerateConfig, turns: float, *, sub: bool = False) -> _Shape:
+def _shape(rng: np.random.Generator, config: GenerateConfig, turns: float, place: float | None = None) -> _Shape:
+    """A main agent at `place` of the distribution of turns (0 to 1), or (None) a sub-agent."""
+    sub = place is None
     median = turns * (_SUB_TURNS if sub else 1.0)
-    count = int(np.clip(rng.lognormal(np.log(median), _TURNS_SIGMA), 2, _MOST_TURNS * median))
+    deviation = float(rng.normal()) if place is None else NormalDist().inv_cdf(min(max(place, 1e-9), 1 - 1e-9))
+    count = int(np.clip(median * np.exp(_TURNS_SIGMA * deviation), 2, _MOST_TURNS * median))
     outputs = np.maximum(1, rng.lognormal(np.log(config.output_len), _OUTPUT_SIGMA, count)).astype(int)
     results = rng.lognormal(-(_RESULT_SIGMA**2) / 2, _RESULT_SIGMA, count)
     results[0] = 0.0
@@ -140,7 +145,7 @@ def _shape(rng: np.random.Generator, config: GenerateConfig, turns: float, *, su
         shape.background = bool(rng.random() < _BACKGROUND)
     else:
         for turn in np.flatnonzero(rng.random(count - 1) < config.subagents).tolist():
-            shape.subs[turn] = [_shape(rng, config, turns, sub=True) for _ in range(int(rng.integers(1, 4)))]
+            shape.subs[turn] = [_shape(rng, config, turns) for _ in range(int(rng.integers(1, 4)))]
     return shape
 
 
@@ -177,7 +182,8 @@ class _Sums:
 def _sums(config: GenerateConfig, turns: float) -> _Sums:
     total, fresh, prompts = np.zeros(3), np.zeros(3), 0
     for number in range(_SAMPLE):  # each with numbers of its own, so that the sums are smooth in `turns`
-        main = _shape(np.random.default_rng([_STREAM, _STREAM, number]), config, turns)
+        rng = np.random.default_rng([_STREAM, _STREAM, number])
+        main = _shape(rng, config, turns, (number + 0.5) / _SAMPLE)
         subs = [sub for group in main.subs.values() for sub in group]
         for place, agent in enumerate((main, *subs)):
             grown = np.concatenate([[0], np.cumsum(agent.outputs)[:-1]])
@@ -232,6 +238,8 @@ class _Writer:
     def __init__(self, config: GenerateConfig, seed: int, number: int) -> None:
         self._config = config
         self._rng = np.random.default_rng([seed, _STREAM, number])
+        # Multiples of the golden ratio spread evenly: any run of sessions has its share of long ones.
+        self._place = float(np.random.default_rng([seed, _STREAM]).random() + number * _GOLDEN) % 1.0
         self._name = f"generated-{seed}-{number:05d}"
         self._sizes = _sizes(config)
         self._next_id = 0
@@ -239,7 +247,7 @@ class _Writer:
         self._agents = 0
 
     def trace(self) -> dict[str, Any]:
-        shape = _shape(self._rng, self._config, self._sizes.turns)
+        shape = _shape(self._rng, self._config, self._sizes.turns, self._place)
         system = self._system_blocks(1.0)
         requests, _ = self._run(shape, self._ids(system), 0.0)
         return {
