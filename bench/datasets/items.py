@@ -27,6 +27,7 @@ __all__ = ["FileFacts", "ItemFile", "index_items", "open_data_file", "read_lines
 MAX_ITEM_BYTES: Final = 64 << 20
 MAX_ITEMS: Final = 20_000_000
 _PIECE: Final = 1 << 20
+_ENDLESS: Final = "the array does not end"
 _SPACE: Final = b" \t\r\n"
 _BOM: Final = b"\xef\xbb\xbf"
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
@@ -180,7 +181,7 @@ def _array_spans(file: IO[bytes], path: Path, digest: hashlib._Hash) -> Iterator
             if at < len(text) or not more(_PIECE):
                 return text[at : at + 1]
 
-    more(_PIECE)
+    more(max(_PIECE, len(_BOM)))
     at = len(_BOM) if text.startswith(_BOM.decode("latin-1")) else 0
     skip_space()
     at += 1  # the bracket
@@ -196,9 +197,9 @@ def _array_spans(file: IO[bytes], path: Path, digest: hashlib._Hash) -> Iterator
             else:
                 if end < len(text):
                     break
-                reason = "the array does not end"  # a number may go on in the next piece
+                reason = _ENDLESS  # a number may go on in the next piece
             if len(text) - at > MAX_ITEM_BYTES:
-                refuse(f"no JSON in {MAX_ITEM_BYTES >> 20} MiB ({reason})")
+                refuse(f"no JSON within {MAX_ITEM_BYTES:,} bytes ({reason})")
             want = min(2 * want, MAX_ITEM_BYTES)
             if not more(want):
                 refuse(f"no JSON ({reason})")
@@ -211,7 +212,7 @@ def _array_spans(file: IO[bytes], path: Path, digest: hashlib._Hash) -> Iterator
                 refuse("something follows the array")
             return
         if separator != ",":
-            refuse(f"',' or ']' must follow an element of the array, got {separator or 'the end of the file'!r}")
+            refuse(f"',' or ']' must follow an element, got {separator!r}" if separator else _ENDLESS)
 
 
 def _reason(error: Exception) -> str:
