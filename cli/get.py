@@ -12,7 +12,9 @@ import typer
 
 from atom.bench.rundir import RunDirectory
 from atom.bench.summary import summarize
+from atom.bench.sweep_index import is_sweep
 from atom.cli.server_side import server_side_figures
+from atom.cli.sweep_publish import read_sweep_summary
 from atom.recipes.errors import RunError, UsageError
 
 __all__ = ["get"]
@@ -31,7 +33,9 @@ def get(
     Example: test $(atom get RUN failed) -eq 0
     """
     run_dir = RunDirectory.open(run)
-    if run_dir.summary_json.is_file() and metric != "validity":  # the directory may have been damaged since
+    if is_sweep(run_dir):
+        summary = read_sweep_summary(run_dir)
+    elif run_dir.summary_json.is_file() and metric != "validity":  # the directory may have been damaged since
         summary = run_dir.read_summary()
     else:
         summary = summarize(run_dir, extra=server_side_figures(run_dir), write=False)

@@ -36,16 +36,18 @@ Command = Callable[..., int]
 def with_options(*groups: Group) -> Callable[[Command], Command]:
     """Give a command the options of `groups`, after its own: they arrive in its `**given`, by parameter name.
 
-    A command of this kind takes a `typer.Context`, its own options, and `**given`.
+    A command of this kind takes a `typer.Context`, its own options, and `**given`. An option of its own takes the place
+    of one of the same name in a group.
     """
 
     def decorate(command: Command) -> Command:
         own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        shared = [p for group in groups for p in inspect.signature(group).parameters.values()]
+        mine = {p.name for p in own}
+        shared = [p for group in groups for p in inspect.signature(group).parameters.values() if p.name not in mine]
         names = [p.name for p in (*own, *shared)]
         assert len(names) == len(set(names)), f"{command.__name__} has an option twice: {sorted(names)}"
         hints = {
-            name: hint for f in (command, *groups) for name, hint in get_type_hints(f, include_extras=True).items()
+            name: hint for f in (*groups, command) for name, hint in get_type_hints(f, include_extras=True).items()
         }
 
         @functools.wraps(command)

@@ -1,17 +1,22 @@
-"""`atom report`: tables and report page from a run directory, again, also of a run that was killed."""
+"""`atom report`: tables and report page from a run directory, again, also of a run that was killed, and of a sweep."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from atom.bench.rundir import RunDirectory
+from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.summary import summarize
+from atom.bench.sweep_index import is_sweep
 from atom.cli import options as opt
 from atom.cli.publish import Output, publish
 from atom.cli.server_side import server_side_figures
+from atom.cli.sweep_publish import republish_sweep
+from atom.recipes.errors import ExitStatus
 
 __all__ = ["report"]
 
@@ -29,14 +34,14 @@ def report(
 ) -> int:
     """Sum up a run directory again: summary.json, report.html and the tables.
 
-    Works on whatever was recorded, so also on a run that was killed; a sealed run keeps its verdict.
+    Works on whatever was recorded, so also on a run that was killed; a sealed run keeps its verdict. The exit status is
+    what the run is worth: 0 if it is valid, 1 if it failed, 4 if it is no valid evidence. A sweep has its own.
 
     Example: atom report atom-runs/20261130-120000-random --markdown table.md
     """
     opt.check_outputs(json_path, markdown, junit)
     percentiles = opt.parse_percentiles(metric_percentiles)
     run_dir = RunDirectory.open(run)
-    summary = summarize(run_dir, percentiles=percentiles, extra=server_side_figures(run_dir), write=False)
     output = Output(
         json=[json_path] if json_path is not None else [],
         markdown=markdown,
@@ -46,5 +51,17 @@ def report(
         percentiles=percentiles,
         quiet=quiet,
     )
+    if is_sweep(run_dir):
+        return republish_sweep(run_dir, output)
+    summary = summarize(run_dir, percentiles=percentiles, extra=server_side_figures(run_dir), write=False)
     publish(run_dir, summary, output)
-    return 0
+    return _status(summary, quiet=output.quiet or output.owns_stdout)
+
+
+def _status(summary: Mapping[str, Any], *, quiet: bool) -> int:
+    validity = summary["validity"]
+    if validity == Validity.VALID:
+        return ExitStatus.OK
+    if quiet:
+        print(f"{validity}: {'; '.join(summary['reasons'])}", file=sys.stderr)
+    return ExitStatus.FAILED if validity == Validity.FAILED else ExitStatus.INVALID

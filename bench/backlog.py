@@ -1,0 +1,86 @@
+"""Whether a server kept up with an arrival schedule, from the records: does what has arrived and not ended grow?
+
+That the client kept to the schedule is another question (`bench/schedule.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from atom.bench.records import RequestRecord
+
+__all__ = ["Backlog", "backlog"]
+
+MAX_GROWTH: Final = 0.05
+"""Of the requests that arrived meanwhile: a server that finishes less than 95% of what arrives does not keep up."""
+SIGMAS: Final = 3.0
+"""In a queue that is in balance the number in it is about Poisson distributed; so the difference between two moments
+has at most the variance of their sum. Growth below three standard deviations may be chance."""
+MIN_REQUESTS: Final = 20
+SETTLED: Final = 2.0
+"""The first half has to last this many times as long as a request takes, or the queue was still filling up."""
+
+Times = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The second half of an arrival schedule. Rates in requests per second."""
+
+    keeps_up: bool | None
+    """None: cannot be told."""
+    arrived: float
+    finished: float
+    growth: int
+    """Requests that arrived and had not ended: at the last arrival − in the middle of the schedule."""
+    detail: str
+
+
+def backlog(records: Sequence[RequestRecord]) -> Backlog | None:
+    """None where there was no schedule. Counts from when the schedule wanted a request sent, so that what waits in the
+    client for a slot of `--max-concurrency` is part of the backlog, and failed requests have left it."""
+    ended = [r for r in records if r.scheduled_ns is not None and r.end_ns is not None]
+    if not ended:
+        return None
+    due = np.sort(np.array([r.scheduled_ns for r in ended], dtype=np.int64))
+    ends = np.sort(np.array([r.end_ns for r in ended], dtype=np.int64))
+    start, last = int(due[0]), int(due[-1])
+    middle = (start + last) // 2
+    half_s = (last - middle) / 1e9
+    arrivals = len(due) - _until(due, middle)
+    if arrivals < MIN_REQUESTS or half_s <= 0:
+        return Backlog(None, 0.0, 0.0, 0, f"{arrivals} requests in the second half are too few to tell")
+    before, after = (_until(due, t) - _until(ends, t) for t in (middle, last))
+    growth = after - before
+    arrived, finished = arrivals / half_s, (arrivals - growth) / half_s
+    detail = (
+        f"in the second half {arrived:,.2f} req/s arrived and {finished:,.2f} ended; {before} were open in the middle, "
+        f"{after} at the last arrival"
+    )
+    takes_s = _first_quarter_s(ended, start, last)
+    if half_s < SETTLED * takes_s:
+        short = f"requests take {takes_s:.3g} s, half of the schedule {half_s:.3g} s: too short to tell"
+        return Backlog(None, arrived, finished, growth, f"{detail}; {short}")
+    limit = max(MAX_GROWTH * arrivals, SIGMAS * math.sqrt(max(0, before) + max(0, after)))
+    return Backlog(growth <= limit, arrived, finished, growth, detail)
+
+
+def _until(times: Times, moment: int) -> int:
+    return int(np.searchsorted(times, moment, side="right"))
+
+
+def _first_quarter_s(ended: Sequence[RequestRecord], start: int, last: int) -> float:
+    """Median time from due to ended of the first quarter of the schedule: there an overloaded server has not yet made
+    the others wait long."""
+    times = [
+        r.end_ns - r.scheduled_ns
+        for r in ended
+        if r.scheduled_ns is not None and r.end_ns is not None and r.scheduled_ns <= start + (last - start) // 4
+    ]
+    return float(np.median(times)) / 1e9
