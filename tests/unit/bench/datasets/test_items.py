@@ -19,7 +19,7 @@ from atom.recipes.errors import UsageError
 leaf = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
 value = st.recursive(leaf, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner))
 objects = st.lists(st.dictionaries(st.text(max_size=5), value, max_size=4), min_size=1, max_size=12)
-same_folder = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+same_folder = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @same_folder
