@@ -177,8 +177,11 @@ def _figure_rows(summary: Mapping[str, Any]) -> list[list[str]]:
     if values.get("request_goodput") is not None:
         slo = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in summary["load"]["goodput_ms"].items())
         rows.append(["goodput", f"{rate('request_goodput', 'req/s')} ({slo})"])
-    if values.get("cached_share"):
-        rows.append(["prompt tokens cached", percent(values["cached_share"])])
+    theoretical = None if "agentic" in summary else values.get("theoretical_cached_share")
+    if values.get("cached_share") or theoretical is not None:
+        cached = "not reported" if values.get("cached_share") is None else percent(values["cached_share"])
+        limit = "" if theoretical is None else f" ({percent(theoretical)} in a cache without end)"
+        rows.append(["prompt tokens cached", cached + limit])
     rows += _server_rows(summary["figures"])
     client: list[str] = []
     if values["p99_client_lag_ms"] is not None:
@@ -205,8 +208,9 @@ def _server_rows(figures: Mapping[str, Any]) -> list[list[str]]:
     """What was captured at the server; rows appear where there is something to show, figures of one label in one."""
     rows: dict[str, list[Mapping[str, Any]]] = {}
     for figure in figures.values():
-        if figure.get("side") == "server" and figure["value"] is not None:
-            rows.setdefault(figure["label"], []).append(figure)
+        if figure.get("side") == "server" and figure["value"] is not None and not figure.get("detail"):
+            role = figure.get("role")
+            rows.setdefault(f"{figure['label']} ({role})" if role else figure["label"], []).append(figure)
     return [[label, _joined(own)] for label, own in rows.items()]
 
 

@@ -27,6 +27,8 @@ def server_side_figures(run_dir: RunDirectory) -> dict[str, dict[str, Any]]:
             "supported": True,
             "label": figure.label,
             "part": figure.part,
+            "role": figure.role,
+            "detail": figure.detail,
             "side": "server",
         }
         for figure in server_figures(run_dir.server, start, end)

@@ -28,7 +28,7 @@ def engine_figures(scrapes: Scrapes, start_ns: int, end_ns: int, role: str | Non
     running = window.gauge("running")
     mean = ServerFigure("running_requests_mean", "running requests", _mean(running), "requests", _RUNNING, len(running))
     return [
-        replace(one, key=f"{one.key}_{role}", label=f"{one.label} ({role})", definition=f"{one.definition}; of {role}")
+        replace(one, key=f"{one.key}_{role}", role=role, definition=f"{one.definition}; of {role}")
         for one in (replace(mean, part="mean"), *found)
         if one.value is not None
     ]
@@ -124,12 +124,11 @@ def _cache(window: _Window) -> Iterator[ServerFigure]:
     hits, queries = window.growth("prefix_hits", "prefix_queries"), window.growth("prefix_queries", "prefix_hits")
     yield ServerFigure(
         "server_prefix_hit_share",
-        "prefix cache (server)",
+        "server prefix hits",
         _ratio(hits, queries),
         "fraction",
         "prompt tokens found in the prefix cache ÷ prompt tokens looked up, as the server counts them; n: looked up",
         _count(queries),
-        "hits",
     )
 
 

@@ -97,6 +97,7 @@ def gpu_figures(
             "J",
             "that power × the length of the window",
             power_n,
+            detail=True,
         ),
         ServerFigure(
             "energy_per_output_token_j",
@@ -123,6 +124,7 @@ def gpu_figures(
             "highest temperature of one GPU",
             heat_n,
             "most",
+            detail=True,
         ),
         ServerFigure(
             "gpu_sm_clock_mean_mhz",
@@ -131,6 +133,7 @@ def gpu_figures(
             "MHz",
             f"clock of the compute units, mean over the window and {many}",
             clock_n,
+            detail=True,
         ),
     ]
     return [figure for figure in figures if figure.value is not None]

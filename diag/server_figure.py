@@ -19,6 +19,10 @@ class ServerFigure:
     n: int
     part: str = ""
     """Which one of its row it is: `mean`, `most`."""
+    role: str = ""
+    """Of a further endpoint that tells it; "" for the loaded server."""
+    detail: bool = False
+    """Not in the table, which has to stay short."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
+from atom.bench.records import read_records
 from atom.bench.report.series import collect_series
+from atom.bench.report.timeline import timeline_svg
 from atom.bench.run_facts import checked_run
 from atom.bench.rundir import RunDirectory, write_text
 
@@ -18,6 +20,9 @@ __all__ = ["write_report"]
 def write_report(run_dir: RunDirectory, summary: Mapping[str, Any]) -> None:
     """Write `run_dir`'s report.html from its summary and its recorded series."""
     run = checked_run(run_dir)
+    records = list(read_records(run_dir, None))
+    start_ns, end_ns = summary["start_ns"], summary["end_ns"]
+    series = collect_series(run_dir, records, start_ns, end_ns)
     data = {
         "summary": summary,
         "run": {
@@ -32,7 +37,7 @@ def write_report(run_dir: RunDirectory, summary: Mapping[str, Any]) -> None:
             "recipe": run.get("recipe"),
             "directory": run_dir.path.name,
         },
-        "series": collect_series(run_dir, summary["start_ns"], summary["end_ns"]),
+        "series": series,
     }
     folder = resources.files("atom.bench.report")
     page = (folder / "page.html").read_text(encoding="utf-8")
@@ -40,4 +45,5 @@ def write_report(run_dir: RunDirectory, summary: Mapping[str, Any]) -> None:
         page = page.replace(f"/*{name}*/", (folder / name).read_text(encoding="utf-8"))
     # Inside <script> only "<" can end the data; the page's script sets every text as text, never as markup.
     text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    write_text(run_dir.report_html, page.replace("/*data*/null", text))
+    page = page.replace("/*data*/null", text)  # before the other: there is no "<" in it that could be taken for one
+    write_text(run_dir.report_html, page.replace("<!--timeline-->", timeline_svg(records, series, start_ns, end_ns)))

@@ -2,7 +2,8 @@
 "use strict";
 (() => {
   const { summary, run, series } = DATA;
-  const page = document.getElementById("page");
+  const page = document.getElementById("page"), timeline = document.getElementById("timeline");
+  timeline.remove();
   const figures = summary.figures;
   const value = name => figures[name] ? figures[name].value : null;
   const COLORS = ["var(--a)", "var(--b)", "var(--c)", "var(--bad)", "var(--warn)"];
@@ -28,7 +29,7 @@
   const fixed = (v, digits) => v.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
   const percent = v => v === null ? "–" : fixed(v * 100, 2) + "%";
   // As in the table on the terminal: whole things without decimals, shares in percent, the rest by their size.
-  const WHOLE = ["requests", "tokens", "bytes", "series"];
+  const WHOLE = ["requests", "tokens", "bytes", "series", "sequences"];
   const shown = f => f.value === null ? "–" : f.unit === "fraction" ? percent(f.value)
     : WHOLE.includes(f.unit) && Number.isInteger(f.value) ? count(f.value) : number(f.value);
 
@@ -63,12 +64,21 @@
   tile("output", number(value("output_throughput")), "tok/s", `peak ${number(value("max_output_tokens_per_s"))}`);
   tile("requests", number(value("request_throughput")), "req/s", `${count(value("completed"))} completed, ${count(value("failed"))} failed`);
   tile("TPOT mean", number(value("mean_tpot_ms")), "ms", `E2EL p50 ${number(value("median_e2el_ms"))}`);
+  // Figures of one label share a tile: the first large, the others below it.
+  const unit = f => f.unit === "fraction" ? "" : f.unit;
+  const rows = new Map();
   for (const [name, figure] of Object.entries(figures)) {
-    if (figure.side !== "server" || figure.value === null) continue;
-    tile(figure.label, shown(figure), figure.unit === "fraction" ? "" : figure.unit,
-      name === "gen2_share" && figure.n === 0 ? `no pass in ${number(value("duration"))} s observed` : `n = ${count(figure.n)}`);
+    if (figure.side !== "server" || figure.value === null || figure.role || figure.detail) continue;
+    rows.set(figure.label, [...(rows.get(figure.label) || []), [name, figure]]);
+  }
+  for (const [label, own] of rows) {
+    const [[name, first], ...others] = own;
+    const more = others.map(([, f]) => [f.part, shown(f), unit(f)].filter(Boolean).join(" ")).join(", ");
+    tile([label, first.part].filter(Boolean).join(" "), shown(first), unit(first),
+      name === "gen2_share" && first.n === 0 ? `no pass in ${number(value("duration"))} s observed` : more || `n = ${count(first.n)}`);
   }
   page.append(tiles);
+  if (timeline.querySelector("svg")) page.append(timeline);
 
   // ---- charts
   const card = (grid, name, caption, { wide = false, legend = [] } = {}) => {
@@ -83,10 +93,6 @@
   const load_ = section("Load");
   if (series.ttft) Charts.histogram(card(load_, "Time to first token", beyond(series.ttft)), series.ttft, { unit: "ms" });
   if (series.itl) Charts.histogram(card(load_, "Inter-token latency", beyond(series.itl)), series.itl, { unit: "ms" });
-  const t = series.timeline;
-  const at = i => (i * t.width + Math.min((i + 1) * t.width, series.wall_s)) / 2;
-  const tokens = { name: "output", points: t.tokens_per_s.map((v, i) => [at(i), v]), color: "var(--a)", fill: true };
-  Charts.lines(card(load_, "Throughput over time", `output tokens per second, bins of ${number(t.width)} s`, { wide: true }), [tokens], { x: X, unit: "tok/s" });
   if (series.requests.length || series.failed.length) {
     const sets = [
       { name: "E2EL", points: series.requests.map(p => [p[0], p[2], p]), color: "var(--a)" },
@@ -96,7 +102,6 @@
     const host = card(load_, "Requests", "latency (ms) of each request by the time it was sent", { wide: true, legend: sets });
     Charts.scatter(host, sets, { x: X, unit: "ms", describe: (s, p) => s.name === "E2EL" && p[2] ? `  (${p[2][3] ?? "?"} in / ${p[2][4] ?? "?"} out)` : "" });
   }
-  Charts.lines(card(load_, "Requests at once", "between sent and ended, as the client sees it"), [{ name: "", points: t.running.map((v, i) => [at(i), v]), color: "var(--a)", fill: true }], { x: X, unit: "running" });
   if (series.client.lag_ms.length) Charts.lines(card(load_, "The client itself", "worst lag of its event loop in each second (ms)"), [{ name: "", points: series.client.lag_ms, color: "var(--c)" }], { x: X, unit: "ms" });
 
   // ---- server side
@@ -104,11 +109,8 @@
   const named = (entries) => entries.map(([name, points], i) => ({ name, points: inPhase(points), color: COLORS[i % COLORS.length] })).filter(s => s.points.length);
   const gc = named(Object.entries(series.gc)), hooked = Object.keys(series.gc).length > 0;
   const scrapes = named(Object.entries(series.metrics).map(([role, s]) => [role, s.scrape_ms || []]));
-  const rss = named(Object.entries(series.process).map(([name, s]) => [name, s.rss_mb]));
   const cores = named(Object.entries(series.process).map(([name, s]) => [name, s.cores]));
-  const queue = named(Object.entries(series.metrics).flatMap(([role, s]) => ["running", "waiting"].map(key => [`${key} (${role})`, s[key] || []])));
-  const cache = named(Object.entries(series.metrics).map(([role, s]) => [role, s.kv_usage || []]));
-  if (hooked || scrapes.length || rss.length) {
+  if (hooked || scrapes.length || cores.length) {
     const grid = section("Server");
     if (hooked && !gc.length) {
       grid.before(el("p", { class: "cap", text: "Garbage collection: no pass over old objects in the measured phase." }));
@@ -117,10 +119,7 @@
       Charts.lines(host, gc, { x: X, unit: "ms", stems: true });
     }
     if (scrapes.length) Charts.lines(card(grid, "/metrics", "time of a full scrape (ms)", { legend: scrapes }), scrapes, { x: X, unit: "ms" });
-    if (rss.length) Charts.lines(card(grid, "Resident memory", "MB per process", { legend: rss }), rss, { x: X, unit: "MB" });
     if (cores.length) Charts.lines(card(grid, "CPU", "cores in use per process", { legend: cores }), cores, { x: X, unit: "cores" });
-    if (queue.length) Charts.lines(card(grid, "Engine", "requests running and waiting, from /metrics", { legend: queue }), queue, { x: X, unit: "" });
-    if (cache.length) Charts.lines(card(grid, "KV cache", "fraction in use, from /metrics", { legend: cache }), cache, { x: X, unit: "" });
   }
 
   // ---- tables

@@ -6,53 +6,50 @@ captured them; lines that are not what they should be are skipped, because a run
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 import numpy as np
 
 from atom.bench.metrics import FloatArray, Samples
-from atom.bench.records import Outcome, RequestRecord, read_records
+from atom.bench.records import MEASURED, Outcome, RequestRecord
 from atom.bench.rundir import RunDirectory, read_jsonl
 
 __all__ = ["collect_series"]
 
 MAX_POINTS: Final = 4000
 HISTOGRAM_BINS: Final = 60
-TIMELINE_BINS: Final = 240
-MIN_BIN_S: Final = 0.05
+GAUGES: Final = ("running", "waiting", "kv_usage")
 
 Point = list[float | None]
 
 
-def collect_series(run_dir: RunDirectory, start_ns: int, end_ns: int) -> dict[str, Any]:
-    """Everything the page draws; empty lists where nothing was recorded."""
+def collect_series(
+    run_dir: RunDirectory, records: Sequence[RequestRecord], start_ns: int, end_ns: int
+) -> dict[str, Any]:
+    """Everything the page draws; empty lists where nothing was recorded. `records`: of all phases."""
     samples = Samples()
     requests: list[Point] = []
     failed: list[Point] = []
-    spans: list[tuple[int, int]] = []
-    for record in read_records(run_dir):
-        if record.sent_ns is None:
+    for record in records:
+        if record.sent_ns is None or record.phase != MEASURED:
             continue
-        if record.end_ns is not None:
-            spans.append((record.sent_ns, record.end_ns))
         if record.outcome == Outcome.COMPLETED:
             samples.add(record, {})
             requests.append(_request_point(record, start_ns))
         elif record.outcome == Outcome.FAILED:
             failed.append([_seconds(record.sent_ns, start_ns), _ms(record.end_ns, record.sent_ns)])
-    wall = max((end_ns - start_ns) / 1e9, 1e-9)
     return {
-        "wall_s": wall,
+        "wall_s": max((end_ns - start_ns) / 1e9, 1e-9),
         "ttft": histogram(np.asarray(samples.ttft)),
         "itl": histogram(np.asarray(samples.itl)),
         "requests": thin(requests),
         "failed": thin(failed),
-        "timeline": _timeline(samples, spans, start_ns, wall),
         "gc": _gc(run_dir.server, start_ns),
         "metrics": _metrics(run_dir.server, start_ns),
         "process": _processes(run_dir.server, start_ns),
+        "gpu": _gpus(run_dir.server, start_ns),
         "client": _client(run_dir.client, start_ns),
     }
 
@@ -105,29 +102,6 @@ def _ms(moment: int | None, since: int | None) -> float | None:
     return None if moment is None or since is None else round((moment - since) / 1e6, 3)
 
 
-def _timeline(samples: Samples, spans: list[tuple[int, int]], start_ns: int, wall: float) -> dict[str, Any]:
-    """Output tok/s and running requests per bin of equal width; the last one, and the only one of a short run, is as
-    wide as what the run covers of it."""
-    width = max(wall / TIMELINE_BINS, MIN_BIN_S)
-    bins = max(1, int(np.ceil(wall / width - 1e-6)))
-    tokens = np.zeros(bins)
-    for times, counts in samples.tokens_at:
-        at = np.clip(((times - start_ns / 1e9) / width).astype(np.int64), 0, bins - 1)
-        np.add.at(tokens, at, counts)
-    edges = np.minimum(np.arange(bins + 1) * width, wall)
-    edges[-1] = wall
-    covered = np.diff(edges)
-    busy = np.zeros(bins)
-    for begin, end in spans:
-        left, right = (begin - start_ns) / 1e9, (end - start_ns) / 1e9
-        busy += np.clip(np.minimum(edges[1:], right) - np.maximum(edges[:-1], left), 0, None)
-    return {
-        "width": width,
-        "tokens_per_s": (tokens / covered).round(2).tolist(),
-        "running": (busy / covered).round(3).tolist(),
-    }
-
-
 def _lines(folder: Path, pattern: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for path in sorted(folder.glob(pattern)):
         for line in read_jsonl(path):
@@ -157,8 +131,10 @@ def _gc(server: Path, start_ns: int) -> dict[str, list[Point]]:
 
 
 def _metrics(server: Path, start_ns: int) -> dict[str, dict[str, list[Point]]]:
-    """Per scraped role: time of a scrape in ms, body bytes, and the values that were picked out."""
+    """Per scraped role: time of a scrape in ms, gauges as they are, and what follows from the totals of two scrapes:
+    `preemptions_per_s`, `step_ms`, `acceptance_length`."""
     found: dict[str, dict[str, list[Point]]] = {}
+    last: dict[str, tuple[float, dict[str, float]]] = {}
     for name, line in _lines(server, "metrics-*.jsonl"):
         sent = _number(line, "sent_ns")
         if sent is None:
@@ -168,12 +144,52 @@ def _metrics(server: Path, start_ns: int) -> dict[str, dict[str, list[Point]]]:
         latency = _number(line, "latency_ns")
         if latency is not None and line.get("error") is None:
             role.setdefault("scrape_ms", []).append([at, latency / 1e6])
-        values = line.get("values")
-        for key in ("running", "waiting", "kv_usage"):
-            value = _number(values, key) if isinstance(values, dict) else None
-            if value is not None:
-                role.setdefault(key, []).append([at, value])
+        said = line.get("values")
+        known = {key: value for key in said if (value := _number(said, key)) is not None} if _is_table(said) else {}
+        derived = _between(*last[name], at, known) if name in last else {}
+        for key, value in [*((key, known[key]) for key in GAUGES if key in known), *derived.items()]:
+            role.setdefault(key, []).append([at, value])
+        if known:
+            last[name] = (at, known)
     return {role: {key: thin(points) for key, points in series.items()} for role, series in found.items()}
+
+
+def _is_table(value: object) -> TypeGuard[dict[str, object]]:
+    return isinstance(value, dict)
+
+
+def _between(then: float, before: Mapping[str, float], now: float, after: Mapping[str, float]) -> dict[str, float]:
+    """What happened from one scrape to the next; nothing of a total that is not in both, or was set back."""
+
+    def growth(key: str) -> float | None:
+        difference = after[key] - before[key] if key in before and key in after else -1.0
+        return difference if difference >= 0 else None
+
+    found: dict[str, float] = {}
+    preempted, seconds, steps = growth("preemptions"), growth("step_sum_s"), growth("timed_steps")
+    accepted, drafts = growth("accepted_tokens"), growth("drafts")
+    if preempted is not None and now > then:
+        found["preemptions_per_s"] = preempted / (now - then)
+    if seconds is not None and steps:
+        found["step_ms"] = seconds / steps * 1e3
+    if accepted is not None and drafts:
+        found["acceptance_length"] = 1 + accepted / drafts
+    return found
+
+
+def _gpus(server: Path, start_ns: int) -> dict[str, dict[str, list[Point]]]:
+    """Per device: `utilization` (0..1), `power_w`, `memory_mb` (2^20 bytes)."""
+    found: dict[str, dict[str, list[Point]]] = {}
+    for _, line in _lines(server, "gpu.jsonl"):
+        moment, index = _number(line, "t_ns"), _number(line, "index")
+        if moment is None or index is None:
+            continue
+        series = found.setdefault(f"GPU {index:.0f}", {})
+        memory = _number(line, "memory_used_bytes")
+        values = {key: _number(line, key) for key in ("utilization", "power_w")}
+        for key, value in {**values, "memory_mb": None if memory is None else memory / 2**20}.items():
+            series.setdefault(key, []).append([(moment - start_ns) / 1e9, value])
+    return {name: {key: thin(points) for key, points in series.items()} for name, series in found.items()}
 
 
 def _processes(server: Path, start_ns: int) -> dict[str, dict[str, list[Point]]]:

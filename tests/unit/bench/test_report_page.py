@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 import shutil
 import subprocess
-from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from atom.bench.records import Outcome, RequestRecord
+from atom.bench.records import WARMUP, Outcome, RequestRecord, read_records
 from atom.bench.report.page import write_report
 from atom.bench.report.series import collect_series
-from atom.bench.rundir import RunDirectory
+from atom.bench.report.timeline import timeline_svg
+from atom.bench.rundir import JsonlWriter, RunDirectory
 from atom.bench.summary import summarize
 from atom.cli.render import number
 
@@ -45,18 +48,129 @@ def run_of(path: Path, spans: list[tuple[float, float]], hooked: bool = False) -
     return run_dir
 
 
-@pytest.mark.parametrize("wall_ms", [4.0, 49.9, 50.0, 70.0, 999.0, 12_345.0])
-def test_partial_bins_are_as_wide_as_the_run(tmp_path: Path, wall_ms: float) -> None:
-    """Two requests at once all the time are two at once in every bin, and no token is lost or doubled."""
-    run_dir = run_of(tmp_path / "run", [(0, wall_ms), (0, wall_ms)])
-    summary = summarize(run_dir)
-    series = collect_series(run_dir, summary["start_ns"], summary["end_ns"])
-    timeline = series["timeline"]
-    assert timeline["running"] == [2.0] * len(timeline["running"])
-    bounds = [min(i * timeline["width"], series["wall_s"]) for i in range(len(timeline["running"]) + 1)]
-    bounds[-1] = series["wall_s"]
-    widths = [right - left for left, right in pairwise(bounds)]
-    assert sum(rate * w for rate, w in zip(timeline["tokens_per_s"], widths, strict=True)) == pytest.approx(4, rel=0.01)
+def test_two_at_once_are_two_everywhere(tmp_path: Path) -> None:
+    """No bin is narrower than the others, so none has a wild rate."""
+    for wall_ms in (0.5, 4.0, 49.9, 999.0, 12_345.0):
+        run_dir = run_of(tmp_path / str(wall_ms), [(0, wall_ms), (0, wall_ms)])
+        summary = summarize(run_dir)
+        records = list(read_records(run_dir, None))
+        series = collect_series(run_dir, records, summary["start_ns"], summary["end_ns"])
+        svg = timeline_svg(records, series, summary["start_ns"], summary["end_ns"])
+        running = re.findall(r"Requests running client: (\S+)", svg)
+        assert running
+        assert {float(one) for one in running} == {2.0}, wall_ms
+
+
+def write_lines(path: Path, *lines: dict[str, Any]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def scrape(second: float, **values: float) -> dict[str, Any]:
+    return {"sent_ns": int(second * 1000 * MS), "latency_ns": 5 * MS, "error": None, "values": values}
+
+
+def full_run(path: Path, gpus: int = 2) -> RunDirectory:
+    """Four seconds, the first of them warm-up, with everything that a server can tell."""
+    run_dir = run_of(path, [(1000 + 100 * i, 1000 + 100 * i + 400) for i in range(30)], hooked=True)
+    with JsonlWriter(run_dir.path / "requests" / "1.jsonl") as writer:
+        for i in range(5):
+            sent = (100 + 150 * i) * MS
+            writer.append_line(
+                RequestRecord(
+                    index=i,
+                    phase=WARMUP,
+                    worker="1",
+                    outcome=Outcome.COMPLETED,
+                    sent_ns=sent,
+                    first_ns=sent + MS,
+                    last_ns=sent + MS,
+                    end_ns=sent + MS,
+                    chunk_ns=[sent + MS],
+                    output_tokens=1,
+                ).to_line()
+            )
+    run_dir.write_run_json({"measured_start_ns": 1000 * MS})
+    counters = {"preemptions": 1.0, "step_sum_s": 0.5, "timed_steps": 100.0, "drafts": 10.0, "accepted_tokens": 20.0}
+    for role in ("api", "<b>role</b>"):
+        write_lines(
+            run_dir.server / f"metrics-{role.replace('/', '')}.jsonl",
+            *(
+                scrape(s, running=4, waiting=s, kv_usage=0.2 * s, **{k: v * s for k, v in counters.items()})
+                for s in (0.5, 1.5, 2.5, 3.5)
+            ),
+        )
+    write_lines(
+        run_dir.server / "gpu.jsonl",
+        *(
+            {"t_ns": s * 500 * MS, "index": g, "utilization": 0.5, "power_w": 300 + g, "memory_used_bytes": None}
+            for s in range(8)
+            for g in range(gpus)
+        ),
+        {"t_ns": 5, "index": None, "error": "hangs"},
+    )
+    write_lines(
+        run_dir.server / "process.jsonl",
+        *({"t_ns": s * 1000 * MS, "pid": 7, "role": "api", "rss_bytes": 100 << 20, "cpu_s": s} for s in range(4)),
+    )
+    return run_dir
+
+
+def page_of(run_dir: RunDirectory) -> str:
+    write_report(run_dir, summarize(run_dir))
+    return run_dir.report_html.read_text()
+
+
+def test_one_axis_for_requests_and_server(tmp_path: Path) -> None:
+    page = page_of(full_run(tmp_path / "run"))
+    timeline = page[page.index("<svg class=") : page.index("</svg>")]
+    titles = re.findall(r'class="title"[^>]*>([^<]+?) ?<', timeline)
+    assert titles == [
+        *("Requests running", "Requests", "Output", "TTFT", "ITL", "Server queue", "KV cache in use", "Preemptions"),
+        *("Acceptance length", "GPU busy", "GPU power", "Resident memory"),
+    ]
+    assert ">warm-up</text>" in timeline
+    assert "seconds since the measured phase began" in timeline
+    said = html.unescape(timeline)
+    for one in (
+        "Acceptance length api: 3 tokens",
+        "ITL server step api: 5 ms",
+        "GPU power GPU 1: 301 W",
+        "busy GPU 0: 50",
+    ):
+        assert one in said, one
+    assert "<b>" not in timeline
+    assert len(page) < 400_000
+
+
+def test_many_gpus_are_a_mean_and_a_band(tmp_path: Path) -> None:
+    page = page_of(full_run(tmp_path / "run", gpus=8))
+    assert "mean of 8 GPUs" in page
+    assert 'class="band f0"' in page
+
+
+def test_a_run_of_the_client_alone_has_no_empty_panels(tmp_path: Path) -> None:
+    page = page_of(run_of(tmp_path / "run", [(0, 500), (100, 900)]))
+    titles = re.findall(r'class="title"[^>]*>([^<]+?) ?<', page)
+    assert titles == ["Requests running", "Requests", "Output", "TTFT", "ITL"]
+
+
+def test_an_observed_run_without_requests(tmp_path: Path) -> None:
+    run_dir = full_run(tmp_path / "run")
+    for path in (run_dir.path / "requests").iterdir():
+        path.unlink()
+    run_dir.write_run_json({"load": {"name": "observe"}})
+    summary = {**summarize(run_dir), "start_ns": 1000 * MS, "end_ns": 4000 * MS}
+    write_report(run_dir, summary)
+    assert "KV cache in use" in run_dir.report_html.read_text()
+
+
+def test_damaged_lines_of_the_server_are_left_out(tmp_path: Path) -> None:
+    run_dir = full_run(tmp_path / "run")
+    with (run_dir.server / "gpu.jsonl").open("a") as file:
+        file.write('{"t_ns": "x", "index": 0}\n{"t_ns": 1, "index": [], "power_w": 1e999}\n{"t_ns": 1, "ind')
+    with (run_dir.server / "metrics-api.jsonl").open("a") as file:
+        file.write('{"sent_ns": 2000000000, "values": [1]}\n{"sent_ns": 2100000000, "values": {"kv_usage": "NaN"}}\n')
+    assert "GPU power" in page_of(run_dir)
 
 
 def dom(run_dir: RunDirectory, width: int) -> str:

@@ -160,7 +160,7 @@ def test_our_own(tmp_path: Path) -> None:
     assert rows["waiting requests"] == "mean 1, most 2 requests"
     assert rows["KV cache"] == "mean 30.00%, most 50.00%, preempted 3 sequences"
     assert rows["server step"] == "p50 8.00 ms"
-    assert rows["prefix cache (server)"] == "hits 90.00%"
+    assert rows["server prefix hits"] == "90.00%"
 
 
 def test_a_value_that_first_appears_in_the_middle(tmp_path: Path) -> None:
@@ -250,8 +250,10 @@ def test_figures_of_instances_carry_their_role(tmp_path: Path) -> None:
     (tmp_path / "metrics-api.jsonl").rename(tmp_path / "metrics-decode.jsonl")
     found = figures(tmp_path)
     assert found["kv_usage_max"].value is None
-    assert (found["kv_usage_max_decode"].value, found["kv_usage_max_decode"].label) == (0.5, "KV cache (decode)")
+    assert (found["kv_usage_max_decode"].value, found["kv_usage_max_decode"].role) == (0.5, "decode")
     assert found["running_requests_mean_decode"].value == 8
+    rows = dict(_server_rows({key: {**figure.as_dict(), "side": "server"} for key, figure in found.items()}))
+    assert rows["KV cache (decode)"] == "mean 30.00%, most 50.00%, preempted 3 sequences"
 
 
 # ---- GPUs ------------------------------------------------------------------------------------------------------------
