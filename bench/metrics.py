@@ -61,6 +61,10 @@ RATES: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "merged_share": ("fraction", "token-bearing chunks that carry more than one token, where the server says how many"),
     "cached_share": ("fraction", "Σ cached prompt tokens ÷ Σ prompt tokens, where usage has both"),
+    "theoretical_cached_share": (
+        "fraction",
+        "Σ prompt tokens that a prefix cache without end would have ÷ Σ prompt tokens, of a trace's completed requests",
+    ),
     "mean_concurrency": (
         "requests",
         "requests between sent and ended, averaged over the measured phase, counted live",
@@ -111,6 +115,7 @@ class Samples:
         self.output_tokens = 0
         self.input_tokens = 0
         self.cached_of = self.cached = 0
+        self.theoretical_of = self.theoretical = 0
         self.good = 0
         self.tokens_at: list[tuple[FloatArray, FloatArray]] = []
         """Per request: arrival times (s since the epoch of the clock) and tokens that came with them."""
@@ -123,6 +128,10 @@ class Samples:
         if record.cached_tokens is not None and record.prompt_tokens is not None:
             self.cached += record.cached_tokens
             self.cached_of += record.prompt_tokens
+        theoretical = (record.tags or {}).get("theoretical_cached_tokens")
+        if type(theoretical) is int and prompt:
+            self.theoretical += theoretical
+            self.theoretical_of += prompt
         values = self._latencies(record)
         self.good += all(values.get(name, np.inf) <= limit for name, limit in slo_ms.items())
         if len(times):

@@ -91,6 +91,7 @@ _FIELDS: Final[Mapping[str, _Kind]] = {
     "load.ramp.start_rps": _NUMBER,
     "load.ramp.end_rps": _NUMBER,
     "load.source.shape": _TEXT,
+    "load.source.notes": _TEXTS,
     "load.source.random_input_len": _COUNT,
     "load.source.random_output_len": _COUNT,
     "load.source.random_prefix_len": _COUNT,

@@ -97,7 +97,7 @@ def summarize(
         "validity": str(validity),
         "reasons": reasons,
         "checks": [check.as_dict() for check in verdict.checks],
-        "notes": [*_notes(samples, records, figures), *verdict.notes],
+        "notes": [*(load.get("source") or {}).get("notes", []), *_notes(samples, records, figures), *verdict.notes],
         "errors": _errors(records),
         "anomalies": dict(sum((Counter(record.anomalies) for record in records), Counter())),
         "workers": client.each(),
@@ -196,6 +196,11 @@ def _rates(
         "coalesced_share": (ratio(samples.coalesced, samples.chunks), samples.chunks),
         "merged_share": (ratio(samples.merged, samples.counted_chunks), samples.counted_chunks),
         "cached_share": (ratio(samples.cached, samples.cached_of), samples.cached_of),
+        **(
+            {"theoretical_cached_share": (ratio(samples.theoretical, samples.theoretical_of), samples.theoretical_of)}
+            if samples.theoretical_of
+            else {}
+        ),
         "mean_concurrency": (ratio(window.busy_ns / 1e9, wall) if window.busy_ns is not None else None, 1),
     }
     return {name: Figure(value, *_unit(name, n)) for name, (value, n) in values.items()}
