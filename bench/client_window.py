@@ -24,8 +24,8 @@ class WorkerWindow:
     """None: it did not write its end; it was killed."""
     started: int = 0
     sent: int = 0
-    busy_ns: int = 0
-    """Σ over requests of the time between sent and ended, counted live."""
+    busy_ns: int | None = 0
+    """Σ over requests of the time between sent and ended, counted live; None: the client did not count it."""
     interrupted: bool = False
     lag_ms: list[float] = field(default_factory=list)
     _cpu_ns: float = 0.0
@@ -46,9 +46,11 @@ class WorkerWindow:
             self.start_ns = shift(_whole(line.get("start_ns", line["t_ns"])))
         elif kind == "measured_end":
             sent = _whole(line["sent"])
-            started, busy = _whole(line.get("started", sent)), _whole(line["running_integral_ns"])
+            started, integral = _whole(line.get("started", sent)), line["running_integral_ns"]
+            busy = None if integral is None else _whole(integral)
             self.end_ns = shift(_whole(line["t_ns"]))
-            self.started, self.sent, self.busy_ns = self.started + started, self.sent + sent, self.busy_ns + busy
+            self.started, self.sent = self.started + started, self.sent + sent
+            self.busy_ns = None if busy is None or self.busy_ns is None else self.busy_ns + busy
             self.interrupted |= line["interrupted"] is True
         elif kind == "window" and line.get("phase") == "measured":
             duration = _whole(line["t_ns"]) - _whole(line["start_ns"])
@@ -95,7 +97,8 @@ class ClientWindow:
 
     @property
     def busy_ns(self) -> int | None:
-        return sum(worker.busy_ns for worker in self._ended) if self.ended else None
+        counted = [worker.busy_ns for worker in self._ended if worker.busy_ns is not None]
+        return sum(counted) if self.ended and len(counted) == len(self._ended) else None
 
     @property
     def interrupted(self) -> bool:

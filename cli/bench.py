@@ -7,7 +7,7 @@ from typing import Final
 
 import typer
 
-from atom.cli import bench_custom, bench_gsm8k, bench_random, bench_sharegpt, bench_sweep, bench_trace
+from atom.cli import bench_agentic, bench_custom, bench_gsm8k, bench_random, bench_sharegpt, bench_sweep, bench_trace
 
 __all__ = ["app"]
 
@@ -33,3 +33,6 @@ app.command("custom", epilog=bench_custom.EXAMPLES, context_settings=SERVER_ARGU
 app.command("trace", epilog=bench_trace.EXAMPLES, context_settings=SERVER_ARGUMENTS)(bench_trace.trace)
 app.command("gsm8k", epilog=bench_gsm8k.EXAMPLES, context_settings=SERVER_ARGUMENTS)(bench_gsm8k.gsm8k)
 app.command("sweep", epilog=bench_sweep.EXAMPLES, context_settings=SERVER_ARGUMENTS)(bench_sweep.sweep)
+app.command("aiperf-agentic", epilog=bench_agentic.EXAMPLES, context_settings=SERVER_ARGUMENTS)(
+    bench_agentic.aiperf_agentic
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from atom.cli.publish import Output, publish, show
 from atom.cli.run_place import RunPlace
 from atom.cli.server_side import server_side_figures
 from atom.cli.signals import status_of
+from atom.diag.metrics_target import MetricsTarget
 from atom.diag.session import MeasuredSession, UrlTarget
 from atom.recipes.errors import ExitStatus, RunError, UsageError
 from atom.recipes.resolve import resolve_recipe
@@ -33,6 +34,8 @@ class BenchRun:
     load: LoadFactory
     output: Output
     afterwards: Afterwards | None = None
+    extra_metrics: Sequence[MetricsTarget] = ()
+    """Further endpoints to scrape."""
     _runner: LoadRunner = field(init=False)
     _server_died: bool = field(default=False, init=False)
 
@@ -63,6 +66,7 @@ class BenchRun:
                     run_dir,
                     options=self.server.launch,
                     health_probe=False,  # a benchmark sends its load and nothing else but the scrapes
+                    extra_metrics=self.extra_metrics,
                     on_progress=on_launch,
                 )
                 result = session.run(

@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from atom.bench.load import Api, Endpoint, LoadSpec, Shard, Workload
 from atom.bench.rundir import RunDirectory, Validity
-from atom.bench.runner import LoadOutcome, run_in_loop, run_load
+from atom.bench.runner import LoadOutcome, OnProgress, run_in_loop, run_load
 from atom.bench.summary import summarize
 from atom.bench.target import Target, ask_server
 from atom.bench.workers import run_workers
@@ -26,6 +26,8 @@ from atom.recipes.launcher import LaunchOptions
 __all__ = ["Afterwards", "LoadFactory", "LoadRunner", "ServerChoice"]
 
 Afterwards = Callable[[Endpoint, RunDirectory], None]
+RunLoad = Callable[[LoadSpec, RunDirectory, OnProgress | None, asyncio.Event], Coroutine[Any, Any, LoadOutcome]]
+"""As `bench/runner.run_load`."""
 """What else to do with the server when a load is over, before it is stopped. In no figure of the load."""
 
 
@@ -72,6 +74,8 @@ class LoadFactory:
     options: Mapping[str, Any]
     """The rest of the `LoadSpec`."""
     workers: int = 1
+    run: RunLoad | None = None
+    """What runs it in place of this project's client."""
 
     def spec(self, name: str, endpoint: Endpoint, target: Target | None) -> LoadSpec:
         workload = self.make(endpoint, target)
@@ -147,6 +151,8 @@ class LoadRunner:
             loop.add_signal_handler(number, interrupt, number)
         server.call_when_dead(partial(_set_from_thread, loop, stop))
         try:
+            if self.load.run is not None:
+                return await self.load.run(spec, run_dir, progress, stop)
             if spec.shard.of == 1:
                 return await run_load(spec, run_dir, progress, stop)
             return await run_workers(spec, run_dir, progress, stop)

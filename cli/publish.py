@@ -13,11 +13,13 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from atom.bench.aiperf_export import export_aiperf
 from atom.bench.export import junit, vllm_result
 from atom.bench.gsm8k.questions import write_questions
 from atom.bench.report.page import write_report
 from atom.bench.rundir import RunDirectory
 from atom.cli.accuracy_tables import accuracy_tables
+from atom.cli.agentic_tables import agentic_tables
 from atom.cli.outputs import describe_os_error, write_output
 from atom.cli.render import Table, bench_tables, markdown, print_tables
 from atom.recipes.errors import RunError
@@ -53,6 +55,8 @@ class Output:
     percentiles: Sequence[float] = (50.0, 90.0, 95.0, 99.0)
     metrics: tuple[str, ...] = ("ttft", "tpot", "itl", "e2el")
     quiet: bool = False
+    aiperf: Path | None = None
+    """Where AIPerf's files go; a run that replayed sessions has them in any case."""
 
     @property
     def owns_stdout(self) -> bool:
@@ -68,6 +72,8 @@ def publish(run_dir: RunDirectory, summary: Mapping[str, Any], output: Output) -
     attempt(lambda: write_report(run_dir, summary))
     if "accuracy" in summary:
         attempt(partial(write_questions, run_dir))
+    for directory in _aiperf_directories(run_dir, summary, output):
+        attempt(partial(export_aiperf, run_dir, summary, directory))
     tables = _tables(summary, str(run_dir.report_html))
     if output.json:
         text = _result_json(run_dir, summary, output)
@@ -90,8 +96,14 @@ def show(summary: Mapping[str, Any], output: Output, location: str | None = None
     show_tables(_tables(summary, location), TableConsole())
 
 
+def _aiperf_directories(run_dir: RunDirectory, summary: Mapping[str, Any], output: Output) -> list[Path]:
+    """What AIPerf itself wrote stays as it is."""
+    own = "agentic" in summary and summary["load"].get("client") != "aiperf"
+    return [path for path in (run_dir.path / "aiperf" if own else None, output.aiperf) if path is not None]
+
+
 def _tables(summary: Mapping[str, Any], location: str | None) -> list[Table]:
-    return [*accuracy_tables(summary), *bench_tables(summary, location)]
+    return [*accuracy_tables(summary), *agentic_tables(summary), *bench_tables(summary, location)]
 
 
 class Attempts:

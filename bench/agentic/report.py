@@ -280,13 +280,14 @@ def _figures(
     everything: _Group, sessions: Sequence[Mapping[str, Any]], waits: Sequence[float], spans: Sequence[float]
 ) -> dict[str, Figure]:
     n = len(sessions)
+    known = [session["lane_session"] for session in sessions if session["lane_session"] is not None]
     values: dict[str, tuple[float | None, int]] = {
         "interactivity": (everything.interactivity, len(everything.per_token_ms)),
         "theoretical_cached_share": (everything.theoretical, everything.blocks),
         "realised_cached_share": (everything.realised, everything.cached_of),
         "sessions_started": (n, n),
         "sessions_finished": (sum(session["ended"] == "finished" for session in sessions), n),
-        "sessions_recycled": (sum(bool(session["lane_session"]) for session in sessions), n),
+        "sessions_recycled": (sum(map(bool, known)) if known else None, len(known)),
         "sessions_overflowed": (sum(session["ended"] == "overflow" for session in sessions), n),
         "context_overflows": (everything.overflows, everything.requests),
         "p50_join_wait_s": (_percentile(waits, 50), len(waits)),
