@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -68,8 +69,8 @@ def messages(session: Session, agent: int, turn: int) -> list[Message]:
         now = turns[k]
         if k > 0:
             end = _kept_tokens(session, agent, k)
-            parts = _cut(parts, end)
-            if any(part.role == "user" for part in parts):
+            _cut(parts, end)
+            if parts and parts[-1].role != "system":  # no answer before there was anything to answer
                 answer = min(end + turns[k - 1].output_len, now.input_len - 1)
                 if answer > end:
                     parts.append(Message("assistant", end, answer))
@@ -102,8 +103,12 @@ def _goes_on(session: Session, agent: int, turn: int) -> bool:
     )
 
 
-def _cut(parts: list[Message], end: int) -> list[Message]:
-    return [part._replace(end=min(part.end, end)) for part in parts if part.start < end]
+def _cut(parts: list[Message], end: int) -> None:
+    """Leave the first `end` tokens."""
+    while parts and parts[-1].start >= end:
+        parts.pop()
+    if parts and parts[-1].end > end:
+        parts[-1] = parts[-1]._replace(end=end)
 
 
 def _ending_with_user(parts: list[Message]) -> list[Message]:
@@ -198,6 +203,7 @@ def _scope_seed(seed: int, scope: str) -> int:
     return _key(f"{seed}:{scope}")
 
 
+@lru_cache(maxsize=2)
 def _id_table(end: int) -> npt.NDArray[np.uint8]:
     """[end, width] every token id below `end` as JSON text with a comma, filled up with spaces in front."""
     width = len(str(end - 1)) + 1
@@ -205,6 +211,7 @@ def _id_table(end: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(rows.encode(), np.uint8).reshape(end, width)
 
 
+@lru_cache(maxsize=2)
 def _word_table(words: tuple[str, ...]) -> npt.NDArray[np.uint8]:
     """[words, width] the words of the commonest length, each with a space behind it."""
     plain = [word for word in words if word.isascii() and word.isalpha()]
