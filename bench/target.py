@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 
 from atom.recipes.errors import RunError, UsageError
 
@@ -12,6 +15,9 @@ if TYPE_CHECKING:
     import httpx
 
 __all__ = ["Target", "ask_server"]
+
+
+_SPECULATIVE: Final = re.compile(r"speculative_(?:config|algorithm)['\"]?\s*[=:]\s*[^\n]{0,500}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,8 @@ class Target:
     """`cpu`, `cuda` or `simulated`; our engine says it in /server_info."""
     engine: str | None = None
     """Its owner in /v1/models and its /version."""
+    speculation: str | None = None
+    """Settings of speculative decoding in /server_info, as the server writes them; None where it has none of them."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -72,6 +80,7 @@ def ask_server(
         vocab_size=_find(info, "vocab_size", int),
         executor=_executor(info),
         engine=_engine(served, version),
+        speculation="; ".join(islice(_speculation(info), 20)) or None,
     )
 
 
@@ -121,6 +130,18 @@ def _executor(info: Mapping[str, Any]) -> str | None:
         if isinstance(holder.get("executor"), str):
             return str(holder["executor"])
     return None
+
+
+def _speculation(value: Any, depth: int = 6) -> Iterator[str]:
+    """Fields of speculative decoding in nested objects (SGLang), and in texts that describe one (vLLM)."""
+    if isinstance(value, dict) and depth:
+        for name, inner in value.items():
+            if "speculative" in str(name) or "acceptance" in str(name):
+                yield f"{name}={json.dumps(inner)[:500]}"
+            else:
+                yield from _speculation(inner, depth - 1)
+    elif isinstance(value, str):
+        yield from (found[0] for found in _SPECULATIVE.finditer(value))
 
 
 def _engine(served: Mapping[str, Any], version: Mapping[str, Any]) -> str | None:

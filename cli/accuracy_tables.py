@@ -44,7 +44,9 @@ def _accuracy(summary: Mapping[str, Any], section: Mapping[str, Any]) -> Table:
     n = max(row["n"] for row in section["filters"])
     shots = f"{source.get('num_fewshot')}-shot"
     chosen = source.get("sampling")
-    sampling = ", ".join(f"{name} {value}" for name, value in chosen.items()) if isinstance(chosen, dict) else ""
+    sampling = (
+        ", ".join(f"{name} {_plain(value)}" for name, value in chosen.items()) if isinstance(chosen, dict) else ""
+    )
     title = [f"accuracy on {section['problems']}", f"{n:,} questions", shots, sampling]
     notes = [section["speculation"]["text"]]
     if source.get("num_fewshot"):
@@ -67,6 +69,10 @@ def _accuracy(summary: Mapping[str, Any], section: Mapping[str, Any]) -> Table:
         ],
         notes,
     )
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _compared(compared: Mapping[str, Any]) -> Table:

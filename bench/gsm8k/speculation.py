@@ -16,13 +16,14 @@ from atom.bench.rundir import RunDirectory, read_jsonl
 __all__ = ["Speculation", "speculation_of"]
 
 _FORCED: Final = re.compile(
-    r"synthetic_acceptance_(?:length|rates?)(?!\W{0,3}None)|rejection_sample_method\W{1,3}synthetic"
-    r"|spec-decode-acceptance-(?:length|rate)|simulate_acc_len|spec_decode_force_num_accepted_tokens",
+    r"synthetic_acceptance_(?:length|rates?)\b(?!\W{0,4}(?:None|null))|rejection_sample_method\W{1,4}synthetic"
+    r"|spec-decode-acceptance-(?:length|rate)"
+    r"|(?:simulate_acc_len|spec_decode_force_num_accepted_tokens)=(?!-1|0\b|$)",
     re.IGNORECASE,
 )
 """How vLLM, ROCm's ATOM, SGLang and TensorRT-LLM are told to accept drafts unseen."""
 _ON: Final = re.compile(
-    r"--(?:speculative|spec)[-_](?!decode-acceptance)\w+|--num[-_]speculative[-_]tokens|speculative_config\W{1,3}\w*\{"
+    r"--(?:speculative|spec)[-_](?!decode-acceptance)\w+|--num[-_]speculative[-_]tokens|speculative_config\W{1,3}\w*[({]"
     r"|speculative_algorithm\W{1,4}(?!None|null)\w",
     re.IGNORECASE,
 )
