@@ -10,6 +10,7 @@ from typing import Any
 
 from atom.bench.records import read_records
 from atom.bench.report.series import collect_series
+from atom.bench.report.swim_lanes import swim_lanes
 from atom.bench.report.timeline import timeline_svg
 from atom.bench.run_facts import checked_run
 from atom.bench.rundir import RunDirectory, write_text
@@ -46,4 +47,10 @@ def write_report(run_dir: RunDirectory, summary: Mapping[str, Any]) -> None:
     # Inside <script> only "<" can end the data; the page's script sets every text as text, never as markup.
     text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     page = page.replace("/*data*/null", text)  # before the other: there is no "<" in it that could be taken for one
-    write_text(run_dir.report_html, page.replace("<!--timeline-->", timeline_svg(records, series, start_ns, end_ns)))
+    page = page.replace("<!--timeline-->", timeline_svg(records, series, start_ns, end_ns))
+    write_text(run_dir.report_html, page.replace("<!--swim lanes-->", _lanes(swim_lanes(records, start_ns, end_ns))))
+
+
+def _lanes(drawn: str) -> str:
+    heading = "<h2>Sessions</h2>"
+    return f'<section id="lanes">{heading}<div class="card">{drawn}</div></section>' if drawn else ""

@@ -3,7 +3,9 @@
 (() => {
   const { summary, run, series } = DATA;
   const page = document.getElementById("page"), timeline = document.getElementById("timeline");
+  const lanes = document.getElementById("lanes");
   timeline.remove();
+  if (lanes) lanes.remove();
   const figures = summary.figures;
   const value = name => figures[name] ? figures[name].value : null;
   const COLORS = ["var(--a)", "var(--b)", "var(--c)", "var(--bad)", "var(--warn)"];
@@ -79,6 +81,7 @@
   }
   page.append(tiles);
   if (timeline.querySelector("svg")) page.append(timeline);
+  if (lanes) page.append(lanes);
 
   // ---- charts
   const card = (grid, name, caption, { wide = false, legend = [] } = {}) => {
