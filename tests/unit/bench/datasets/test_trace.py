@@ -262,6 +262,23 @@ def test_a_block_counts_only_after_the_same_prefix() -> None:
     assert len(cache) == 7
 
 
+def test_a_block_counts_as_far_as_an_earlier_prompt_reached_into_it() -> None:
+    cache = InfiniteCache(16)
+    assert [cache.send(ids, length) for ids, length in (([1, 2], 20), ([1, 2, 3], 40), ([1, 2, 3], 40))] == [0, 20, 39]
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=4), st.integers(1, 4)), max_size=12))
+def test_theoretical_hits_are_the_longest_common_beginnings(sent: list[tuple[list[int], int]]) -> None:
+    """Against the tokens themselves, compared one by one."""
+    cache = InfiniteCache(4)
+    earlier: list[list[int]] = []
+    for ids, rest in sent:
+        tokens = [token for block in ids for token in range(10 * block, 10 * block + 4)][: 4 * len(ids) - 4 + rest]
+        best = max((common_prefix(tokens, other) for other in earlier), default=0)
+        assert cache.send(ids, len(tokens)) == min(best, len(tokens) - 1)
+        earlier.append(tokens)
+
+
 def test_lengths_only_shares_nothing(shared: Trace) -> None:
     source = load(shared, lengths_only=True)
     texts = prompts(source)
