@@ -20,7 +20,7 @@ from rich.cells import cell_len, set_cell_size
 from atom.bench.runner import Progress
 from atom.recipes.launcher import LaunchProgress
 
-__all__ = ["LoadProgress", "StatusLine", "launch_progress", "progress_line"]
+__all__ = ["PLAIN_PERIOD_S", "LoadProgress", "StatusLine", "launch_progress", "progress_line"]
 
 TERMINAL_PERIOD_S: Final = 0.25
 PLAIN_PERIOD_S: Final = 10.0
@@ -99,9 +99,10 @@ def launch_progress(line: StatusLine, *, quiet: bool) -> Iterator[Callable[[Laun
 class LoadProgress:
     """Call it with the runner's `Progress` (any thread, returns at once); use it as a context manager."""
 
-    def __init__(self, line: StatusLine, *, quiet: bool) -> None:
+    def __init__(self, line: StatusLine, *, quiet: bool, plain_period_s: float = PLAIN_PERIOD_S) -> None:
         self._line = line
         self._quiet = quiet
+        self._plain_period_s = plain_period_s
         self._progress: Progress | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="atom-progress", daemon=True)
@@ -131,7 +132,7 @@ class LoadProgress:
             if self._line.terminal:
                 self._print()
             elif progress.phase != phase or time.monotonic() >= next_plain:
-                phase, next_plain = progress.phase, time.monotonic() + PLAIN_PERIOD_S
+                phase, next_plain = progress.phase, time.monotonic() + self._plain_period_s
                 self._print()
 
     def _print(self) -> None:
