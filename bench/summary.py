@@ -71,7 +71,7 @@ def summarize(
         figures |= accuracy.figures
     agentic: AgenticSection | None = None
     if replays_sessions(load):
-        cut_short = window.interrupted or window.end_ns is None
+        cut_short = window.interrupted or not window.ended
         agentic = agentic_section(run_dir, load, records, start, interrupted=cut_short)
         figures |= agentic.figures
     verdict = judge(

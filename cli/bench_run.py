@@ -16,6 +16,7 @@ from atom.cli.load_run import Afterwards, LoadFactory, LoadRunner, ServerChoice
 from atom.cli.outputs import describe_os_error
 from atom.cli.progress import StatusLine, launch_progress
 from atom.cli.publish import Output, publish, show
+from atom.cli.rank_run import follow, follows
 from atom.cli.run_place import RunPlace
 from atom.cli.server_side import server_side_figures
 from atom.cli.signals import status_of
@@ -51,6 +52,8 @@ class BenchRun:
         )
 
     def run(self) -> int:
+        if follows():
+            return follow(runner.spec_of)
         """Everything, to the exit status."""
         runner = self._runner
         runner.check()

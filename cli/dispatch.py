@@ -118,15 +118,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = [*(argument for argument in own if argument != "--traceback"), *foreign]
     if arguments[:1] in (["bench"], ["gc-profile"]):
         arguments = split_multiple(arguments)
+    failed: BaseException | None = None
     try:
         with raising():
-            return _run(arguments)
-    except BrokenPipeError:
+            if arguments[:1] == ["bench"]:
+                _join_ranks()
+            status = _run(arguments)
+    except BrokenPipeError as error:
         # Whoever read our output has seen enough, as with `atom … | head`. Nothing may be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitStatus.FAILED
+        status, failed = ExitStatus.FAILED, error
     except BaseException as error:
-        return _status(error, show_traceback)
+        status, failed = _status(error, show_traceback), error
+    return _conclude_ranks(status, failed)
+
+
+def _join_ranks() -> None:
+    """Become one of the ranks that `mpiexec` or `srun` started, if one of them did."""
+    if any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")):
+        from atom.bench.mpi_ranks import join
+
+        join()
+
+
+def _conclude_ranks(status: int, failed: BaseException | None) -> int:
+    module = sys.modules.get("atom.bench.mpi_ranks")
+    ranks = None if module is None else module.current()
+    return status if ranks is None else int(ranks.conclude(status, failed))
 
 
 _NO_MORE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})

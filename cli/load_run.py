@@ -17,10 +17,13 @@ from atom.bench.runner import LoadOutcome, OnProgress, run_in_loop, run_load
 from atom.bench.summary import summarize
 from atom.bench.target import Target, ask_server
 from atom.bench.workers import run_workers
-from atom.cli.progress import LoadProgress, StatusLine
+from atom.cli.progress import PLAIN_PERIOD_S, LoadProgress, StatusLine
+from atom.cli.rank_run import leader, rank_count
 from atom.cli.server_side import server_side_figures
 from atom.cli.signals import ending_signals, note
+from atom.diag.metrics_target import MetricsTarget
 from atom.diag.session import ServerUnderTest
+from atom.recipes.errors import UsageError
 from atom.recipes.launcher import LaunchOptions
 
 __all__ = ["Afterwards", "LoadFactory", "LoadRunner", "ServerChoice"]
@@ -50,6 +53,10 @@ class ServerChoice:
 
     launch: LaunchOptions
     """For a recipe."""
+    extra_metrics: tuple[MetricsTarget, ...] = ()
+    """Further endpoints to scrape."""
+    gpu_telemetry: bool | None = None
+    """None: where the server runs on this host."""
 
     def endpoint(self, base_url: str, model: str) -> Endpoint:
         return Endpoint(
@@ -76,10 +83,12 @@ class LoadFactory:
     workers: int = 1
     run: RunLoad | None = None
     """What runs it in place of this project's client."""
+    stats_interval: float = PLAIN_PERIOD_S
+    """Seconds between lines of progress where there is no terminal."""
 
     def spec(self, name: str, endpoint: Endpoint, target: Target | None) -> LoadSpec:
-        workload = self.make(endpoint, target)
-        return LoadSpec(name=name, endpoint=endpoint, workload=workload, shard=Shard(0, self.workers), **self.options)
+        workload, processes = self.make(endpoint, target), self.workers * rank_count()
+        return LoadSpec(name=name, endpoint=endpoint, workload=workload, shard=Shard(0, processes), **self.options)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -92,6 +101,8 @@ class LoadRunner:
     line: StatusLine
     quiet: bool
     afterwards: Afterwards | None = None
+    variant: Mapping[str, Any] = field(default_factory=dict)
+    """Small JSON that tells the loads of one command apart."""
     ended_by: int | None = field(default=None, init=False)
     """The signal that ended the load early."""
     started: bool = field(default=False, init=False)
@@ -104,8 +115,17 @@ class LoadRunner:
         return Validity(summary["validity"]), list(summary["reasons"])
 
     def check(self) -> None:
-        """UsageError for a load that cannot be, before any server starts."""
+        """UsageError for a load that cannot be, before any server starts: on this rank, or on another one."""
         self.load.spec(self.name, self.server.endpoint(self.server.base_url, self.server.model or ""), None)
+        if rank_count() > 1 and self.load.run is not None:
+            raise UsageError("this load has a client of its own, which cannot be shared by MPI ranks: run it on one")
+        if (lead := leader()) is not None:
+            lead.await_checked()
+
+    def spec_of(self, load: Mapping[str, Any]) -> LoadSpec:
+        """The load that rank 0 means, made here."""
+        target = Target(**load["target"])
+        return self.load.spec(self.name, self.server.endpoint(load["base_url"], target.model), target)
 
     def run(self, server: ServerUnderTest, run_dir: RunDirectory) -> LoadOutcome:
         choice = self.server
@@ -127,14 +147,14 @@ class LoadRunner:
         run_dir.write_run_json({"target": target.as_dict(), "backend": choice.backend})
         spec = self.load.spec(self.name, choice.endpoint(server.base_url, target.model), target)
         self.started = True
-        with LoadProgress(self.line, quiet=self.quiet) as progress:
-            outcome = run_in_loop(self._run(spec, run_dir, progress, server))
+        with LoadProgress(self.line, quiet=self.quiet, plain_period_s=self.load.stats_interval) as progress:
+            outcome = run_in_loop(self._run(spec, target, run_dir, progress, server))
         if self.afterwards is not None and self.ended_by is None:
             self.afterwards(spec.endpoint, run_dir)
         return outcome
 
     async def _run(
-        self, spec: LoadSpec, run_dir: RunDirectory, progress: LoadProgress, server: ServerUnderTest
+        self, spec: LoadSpec, target: Target, run_dir: RunDirectory, progress: LoadProgress, server: ServerUnderTest
     ) -> LoadOutcome:
         """The load, ended early by Ctrl-C, SIGTERM, SIGHUP, or the server's death."""
         loop = asyncio.get_running_loop()
@@ -153,6 +173,10 @@ class LoadRunner:
         try:
             if self.load.run is not None:
                 return await self.load.run(spec, run_dir, progress, stop)
+            if (lead := leader()) is not None:
+                load = {"base_url": spec.endpoint.base_url, "target": target.as_dict(), "variant": dict(self.variant)}
+                here_only = self.server.recipe is not None
+                return await lead.run(spec, run_dir, progress, stop, load=load, here_only=here_only)
             if spec.shard.of == 1:
                 return await run_load(spec, run_dir, progress, stop)
             return await run_workers(spec, run_dir, progress, stop)
