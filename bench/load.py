@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import numpy.typing as npt
 
+from atom.bench.slices import DEFAULT_SLICE_S, LEAST_SLICE_S
 from atom.recipes.errors import UsageError
 
 if TYPE_CHECKING:
@@ -188,6 +189,8 @@ class LoadSpec:
     """Share of failed requests above which the run is no valid evidence."""
     goodput: Mapping[str, float] = field(default_factory=dict)
     """SLO per metric (`ttft`, `tpot`, `e2el`), in milliseconds."""
+    slice_duration: float = DEFAULT_SLICE_S
+    """Seconds per slice of the summary's time series."""
     worker: str = "0"
     """Names this process's files in the run directory."""
     shard: Shard = Shard()
@@ -223,6 +226,8 @@ class LoadSpec:
             raise UsageError(f"--request-cancellation-rate is a share from 0 to 1, got {self.cancellation_rate:g}")
         if not (self.cancellation_delay >= 0 and math.isfinite(self.cancellation_delay)):
             raise UsageError(f"--request-cancellation-delay must not be negative, got {self.cancellation_delay:g}")
+        if not LEAST_SLICE_S <= self.slice_duration < math.inf:
+            raise UsageError(f"--slice-duration must be at least {LEAST_SLICE_S:g} s, got {self.slice_duration:g}")
         if not 0 <= self.failed_request_threshold <= 1:
             raise UsageError(
                 f"--failed-request-threshold is a share from 0 to 1, got {self.failed_request_threshold:g}"
@@ -250,6 +255,7 @@ class LoadSpec:
             "ignore_eos": self.ignore_eos,
             "failed_request_threshold": self.failed_request_threshold,
             "goodput_ms": dict(self.goodput),
+            "slice_duration_s": self.slice_duration,
             **self.workload.describe(),
         }
 

@@ -85,6 +85,7 @@ _FIELDS: Final[Mapping[str, _Kind]] = {
     "load.grace_period_s": _NUMBER,
     "load.cancellation_rate": _NUMBER,
     "load.failed_request_threshold": _NUMBER,
+    "load.slice_duration_s": _NUMBER,
     "load.goodput_ms": (lambda value: isinstance(value, dict) and all(map(_real, value.values())), "numbers by name"),
     "load.source": _OBJECT,
     "load.ramp": _FACTS,

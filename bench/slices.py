@@ -17,9 +17,10 @@ import numpy.typing as npt
 from atom.bench.metrics import FloatArray, Samples
 from atom.bench.records import Outcome, RequestRecord
 
-__all__ = ["DEFAULT_SLICE_S", "MAX_SLICES", "ByPlace", "Slices", "slice_width_s", "slices_of"]
+__all__ = ["DEFAULT_SLICE_S", "LEAST_SLICE_S", "MAX_SLICES", "ByPlace", "Slices", "slice_width_s", "slices_of"]
 
 DEFAULT_SLICE_S: Final = 1.0
+LEAST_SLICE_S: Final = 1e-3
 MAX_SLICES: Final = 3600
 
 IntArray = npt.NDArray[np.int64]
@@ -82,7 +83,7 @@ class Slices:
 
 def slice_width_s(said: object) -> float:
     """The width that a run's run.json says, which may be anything."""
-    usable = isinstance(said, int | float) and not isinstance(said, bool) and 1e-3 <= said < 1e9
+    usable = isinstance(said, int | float) and not isinstance(said, bool) and LEAST_SLICE_S <= said < 1e9
     return float(said) if usable else DEFAULT_SLICE_S  # type: ignore[arg-type]
 
 

@@ -21,6 +21,7 @@ from atom.bench.records import Outcome, RequestRecord, read_records
 from atom.bench.run_facts import checked_run
 from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.schedule import kept
+from atom.bench.slices import slice_width_s, slices_of
 from atom.bench.validity import Client, Verdict, judge
 
 __all__ = ["summarize"]
@@ -104,6 +105,7 @@ def summarize(
         "start_ns": start,
         "end_ns": end,
         "figures": {**{name: figure.as_dict() for name, figure in figures.items()}, **(extra or {})},
+        "slices": slices_of(records, samples, start, end, slice_width_s(load.get("slice_duration_s"))).as_dict(),
     }
     if accuracy is not None:
         summary["accuracy"] = accuracy.content

@@ -4,6 +4,7 @@ pauses, by this project's client or by an installed AIPerf."""
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -34,6 +35,7 @@ from atom.cli.load_choices import (
 from atom.cli.load_options import LOAD, SAMPLING, SERVER
 from atom.cli.load_run import LoadFactory
 from atom.cli.option_groups import evidence_options, output_options, sampling_options, server_options, with_options
+from atom.cli.progress import PLAIN_PERIOD_S
 from atom.diag.metrics_target import parse_metrics_targets
 from atom.recipes.errors import UsageError
 
@@ -143,9 +145,9 @@ def aiperf_agentic(
         typer.Option("--seed", "--random-seed", help="Same seed: same sessions, prompts, order.", rich_help_panel=LOAD),
     ] = 0,
     workers: Annotated[int, typer.Option(help="Processes that share the lanes.", rich_help_panel=LOAD)] = 1,
-    slice_duration: Annotated[
-        float, typer.Option(help="Seconds per slice of the time series in the summary.", rich_help_panel=LOAD)
-    ] = 1.0,
+    stats_interval: Annotated[
+        float, typer.Option(help="Seconds between lines of progress, where there is no terminal.", rich_help_panel=LOAD)
+    ] = PLAIN_PERIOD_S,
     client: Annotated[
         str, typer.Option(help="Who sends: native, or an installed aiperf.", rich_help_panel=LOAD)
     ] = NATIVE,
@@ -162,7 +164,7 @@ def aiperf_agentic(
     vocab_size: load.VocabSizeOption = None,
     generate_sessions: Annotated[int, typer.Option(help="How many.", rich_help_panel=GENERATOR)] = _FLAGS.num_sessions,
     generate_turns: Annotated[
-        int, typer.Option(help="Median of the main agent's requests.", rich_help_panel=GENERATOR)
+        int | None, typer.Option(help="Median of the main agent's requests.", rich_help_panel=GENERATOR)
     ] = _FLAGS.turns,
     generate_input_len: Annotated[
         int, typer.Option(help="Mean prompt, in tokens.", rich_help_panel=GENERATOR)
@@ -171,7 +173,11 @@ def aiperf_agentic(
         int, typer.Option(help="Median answer, in tokens.", rich_help_panel=GENERATOR)
     ] = _FLAGS.output_len,
     generate_shared_prefix: Annotated[
-        float, typer.Option(help="Share of prompt tokens sent before.", rich_help_panel=GENERATOR)
+        float | None,
+        typer.Option(
+            help="Share of prompt tokens sent before; default: 0.96, or as --generate-turns leads to.",
+            rich_help_panel=GENERATOR,
+        ),
     ] = _FLAGS.shared_prefix,
     generate_subagents: Annotated[
         float, typer.Option(help="Share of turns that begin sub-agents.", rich_help_panel=GENERATOR)
@@ -188,14 +194,6 @@ def aiperf_agentic(
             rich_help_panel=SERVER,
         ),
     ] = "chat",
-    server_metrics: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ROLE=URL",
-            help="A further /metrics to scrape, such as prefill=http://host:port; repeatable.",
-            rich_help_panel=SERVER,
-        ),
-    ] = None,
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos/--no-ignore-eos", help="Generate to max_tokens.", rich_help_panel=SAMPLING)
     ] = True,
@@ -225,7 +223,6 @@ def _run(given: dict[str, Any]) -> int:
         server=replace(choice, launch=launch),
         load=_load(given, conflicts),
         output=bench_output(given),
-        extra_metrics=parse_metrics_targets(given["server_metrics"] or []),
     ).run()
 
 
@@ -255,8 +252,8 @@ def _check(given: dict[str, Any]) -> list[str]:
                 raise UsageError(f"--generate-{name.replace('_', '-')} is for --generate, which is not given")
     if given["client"] == NATIVE and given["aiperf_executable"] is not None:
         raise UsageError("--aiperf-executable is for --client aiperf, which is not given")
-    if not given["slice_duration"] > 0:
-        raise UsageError(f"--slice-duration must be positive, got {given['slice_duration']:g}")
+    if not 0 < given["stats_interval"] < inf:
+        raise UsageError(f"--stats-interval must be positive and finite, got {given['stats_interval']:g}")
     scenario = find_scenario(given["scenario"])
     conflicts = [] if scenario is None else scenario.conflicts(given)
     if scenario is not None and conflicts and not given["unsafe_override"]:
@@ -285,6 +282,7 @@ def _load(given: dict[str, Any], conflicts: list[str]) -> LoadFactory:
         start_min_ratio=given["trajectory_start_min_ratio"],
         start_max_ratio=given["trajectory_start_max_ratio"],
         warmup_requests_per_lane=given["warmup_requests_per_lane"],
+        warmup_grace_period=given["warmup_grace_period"],
         trace_idle_gap_cap=given["trace_idle_gap_cap"],
         system_idle_gap_cap=given["system_idle_gap_cap"],
         cache_bust=CacheBust(given["cache_bust"]),
@@ -301,7 +299,6 @@ def _load(given: dict[str, Any], conflicts: list[str]) -> LoadFactory:
         scenario=None if scenario is None else scenario.name,
         conflicts=tuple(conflicts),
         client=given["client"],
-        slice_duration=given["slice_duration"],
         traces=_described(given),
     )
 
@@ -312,7 +309,9 @@ def _load(given: dict[str, Any], conflicts: list[str]) -> LoadFactory:
         return replace(wrapped, load=replace(plan, model=endpoint.model, vocab_size=vocab))
 
     run = _aiperf(given, wrapped) if given["client"] == AIPERF else None
-    return LoadFactory(make=make, options=limits(given), workers=given["workers"], run=run)
+    return LoadFactory(
+        make=make, options=limits(given), workers=given["workers"], run=run, stats_interval=given["stats_interval"]
+    )
 
 
 def _generate_config(given: dict[str, Any]) -> GenerateConfig:
@@ -359,7 +358,6 @@ def _aiperf(given: dict[str, Any], load_: ScenarioLoad) -> AiperfClient:
         executable=find_aiperf(given["aiperf_executable"]),
         traces=traces,
         load=load_,
-        warmup_grace_period=given["warmup_grace_period"],
         unsafe_override=given["unsafe_override"],
         max_context_length=given["max_context_length"],
         num_dataset_entries=given["num_dataset_entries"],

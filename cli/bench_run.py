@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,6 @@ from atom.cli.rank_run import follow, follows
 from atom.cli.run_place import RunPlace
 from atom.cli.server_side import server_side_figures
 from atom.cli.signals import status_of
-from atom.diag.metrics_target import MetricsTarget
 from atom.diag.session import MeasuredSession, UrlTarget
 from atom.recipes.errors import ExitStatus, RunError, UsageError
 from atom.recipes.resolve import resolve_recipe
@@ -35,8 +34,6 @@ class BenchRun:
     load: LoadFactory
     output: Output
     afterwards: Afterwards | None = None
-    extra_metrics: Sequence[MetricsTarget] = ()
-    """Further endpoints to scrape."""
     _runner: LoadRunner = field(init=False)
     _server_died: bool = field(default=False, init=False)
 
@@ -52,11 +49,11 @@ class BenchRun:
         )
 
     def run(self) -> int:
-        if follows():
-            return follow(runner.spec_of)
         """Everything, to the exit status."""
         runner = self._runner
         runner.check()
+        if follows():
+            return follow(runner.spec_of)
         target = UrlTarget(base_url=self.server.base_url)
         recipe = resolve_recipe(self.server.recipe) if self.server.recipe is not None else None
         place = RunPlace(self.output.directory, self.name)
@@ -69,7 +66,8 @@ class BenchRun:
                     run_dir,
                     options=self.server.launch,
                     health_probe=False,  # a benchmark sends its load and nothing else but the scrapes
-                    extra_metrics=self.extra_metrics,
+                    extra_metrics=self.server.extra_metrics,
+                    gpu_telemetry=self.server.gpu_telemetry,
                     on_progress=on_launch,
                 )
                 result = session.run(

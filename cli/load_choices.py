@@ -17,6 +17,7 @@ from atom.bench.target import Target
 from atom.cli import options as opt
 from atom.cli.bench_checks import parse_extra_body
 from atom.cli.load_run import LoadFactory, ServerChoice
+from atom.diag.metrics_target import parse_metrics_targets
 from atom.recipes.errors import UsageError
 from atom.recipes.launcher import LaunchOptions
 
@@ -53,6 +54,8 @@ LOAD_DEFAULTS: Final[Mapping[str, Any]] = {
     "header": None,
     "insecure": False,
     "request_timeout": 6 * 3600.0,
+    "server_metrics": None,
+    "gpu_telemetry": None,
     "random_input_len": 1024,
     "random_output_len": 128,
     "random_range_ratio": 0.0,
@@ -86,6 +89,7 @@ LOAD_DEFAULTS: Final[Mapping[str, Any]] = {
     "extra_body": None,
     "continuous_usage_stats": False,
     "goodput": None,
+    "slice_duration": 1.0,
     "failed_request_threshold": 0.1,
     "save_detailed": False,
 }
@@ -115,6 +119,8 @@ def server_choice(given: dict[str, Any], launch: LaunchOptions) -> ServerChoice:
         verify_tls=not given["insecure"],
         request_timeout=given["request_timeout"],
         launch=launch,
+        extra_metrics=tuple(parse_metrics_targets(given["server_metrics"] or [])),
+        gpu_telemetry=given["gpu_telemetry"],
     )
 
 
@@ -181,6 +187,7 @@ def limits(given: dict[str, Any]) -> dict[str, Any]:
         "keep_text": given["save_detailed"],
         "failed_request_threshold": given["failed_request_threshold"],
         "goodput": parse_goodput(given["goodput"] or []),
+        "slice_duration": given["slice_duration"],
     }
 
 

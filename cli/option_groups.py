@@ -91,6 +91,22 @@ def server_options(
     header: load.HeaderOption = None,
     insecure: load.InsecureOption = False,
     request_timeout: load.RequestTimeoutOption = 6 * 3600.0,
+    server_metrics: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[ROLE=]URL",
+            help="A further /metrics to scrape, such as prefill=http://host:port; repeatable.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    gpu_telemetry: Annotated[
+        bool | None,
+        typer.Option(
+            "--gpu-telemetry/--no-gpu-telemetry",
+            help="Sample this host's GPUs; default: if the server runs here, and there are some.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
 ) -> None:
     """Which server, and how to speak to it."""
 
@@ -183,6 +199,9 @@ def evidence_options(
         ),
     ] = None,
     failed_request_threshold: load.FailedRequestThresholdOption = 0.1,
+    slice_duration: Annotated[
+        float, typer.Option(help="Seconds per slice of the time series in the summary.", rich_help_panel=EVIDENCE)
+    ] = 1.0,
     percentile_metrics: Annotated[
         str, typer.Option(help="Latencies that --json has: ttft,tpot,itl,e2el.", rich_help_panel=EVIDENCE)
     ] = "ttft,tpot,itl,e2el",
@@ -211,6 +230,14 @@ def output_options(
     metadata: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Kept in the JSON; repeatable.", rich_help_panel=OUTPUT),
+    ] = None,
+    export_aiperf: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write AIPerf's profile_export.jsonl and profile_export_aiperf.json there.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
     quiet: opt.QuietOption = False,
 ) -> None:

@@ -84,6 +84,8 @@ class SweepRun:
                     self._session_dir,
                     options=self.server.launch,
                     health_probe=False,
+                    extra_metrics=self.server.extra_metrics,
+                    gpu_telemetry=self.server.gpu_telemetry,
                     on_progress=on_launch,
                 )
                 result = session.run(self._points, judge=self._judge)
