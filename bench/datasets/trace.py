@@ -107,9 +107,6 @@ class TraceSource:
         trace, notes = self.trace, []
         if self.cached is None:
             notes.append("prompts share no prefix: " + self._why_nothing_is_shared())
-        else:
-            rate = int(self.cached.sum()) / int(trace.input_len.sum())
-            notes.append(f"theoretical prefix hit rate of the trace: {rate:.1%} of prompt tokens (a cache without end)")
         notes += [f"{count:,} requests of the trace were left out: {reason}" for reason, count in trace.dropped.items()]
         notes += [
             f"{count:,} requests of the trace were shortened: {reason}" for reason, count in trace.clipped.items()
