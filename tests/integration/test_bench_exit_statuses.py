@@ -1,0 +1,67 @@
+"""The exit statuses of `atom bench`, as a shell script of a CI job sees them: bench_exit_statuses.sh, a test a case."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+EMITTER = ROOT / "tests" / "benchmarks" / "emitter.py"
+SCRIPT = Path(__file__).with_suffix("").with_name("bench_exit_statuses.sh")
+SERVERS = {"GOOD": (), "ALL": ("--error-every", "1"), "SOME": ("--error-every", "3")}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """`atom` on PATH, and the ports of the servers that the script wants."""
+    folder = tmp_path_factory.mktemp("servers")
+    command = folder / "bin" / "atom"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m atom.cli.main "$@"\n')
+    command.chmod(0o755)
+    processes = []
+    env = {**os.environ, "PYTHONPATH": str(ROOT / ".src"), "PATH": f"{command.parent}:{os.environ['PATH']}"}
+    env.pop("GITHUB_STEP_SUMMARY", None)
+    for name, options in SERVERS.items():
+        port = folder / name
+        arguments = ["--port-file", str(port), "--tick-ms", "5", *options]
+        processes.append(subprocess.Popen([sys.executable, str(EMITTER), *arguments]))
+        until(lambda port=port: port.exists() and port.read_text() != "")  # type: ignore[misc]
+        env[name] = port.read_text()
+    yield env
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait(20)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "ok",
+        "all_failed",
+        "nobody_listens",
+        "threshold",
+        "saturated",
+        "interrupted",
+        "terminated",
+        "usage",
+    ],
+)
+def test_exit_status(case: str, environment: dict[str, str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", str(SCRIPT), case],
+        env={**environment, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.stdout == f"{case}: ok\n", done.stdout + done.stderr
+    assert done.returncode == 0
