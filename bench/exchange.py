@@ -116,28 +116,30 @@ class Connection:
     def parse(self) -> None:
         """Parse what has been read. Called by the work queue, or directly by who cannot wait."""
         self._queued = False
-        reads, stamps = self._reads, self._stamps
-        if reads:
+        if reads := self._reads:
+            stamps = self._stamps
             self._reads, self._stamps = [], []
+            self._work.backlog -= sum(map(len, reads))
             exchange = self._exchange
             for data, stamp in zip(reads, stamps, strict=True):
-                self._work.backlog -= len(data)
                 if exchange is None or self._exchange is not exchange:
                     self.abort()  # bytes nobody asked for
-                    continue
-                exchange.end_ns = stamp
+                    break
                 self._feed(exchange, data, stamp)
         if self._lost is not None and self._exchange is not None:
             self._end_of_file(self._exchange)
 
     def _feed(self, exchange: Exchange, data: bytes, stamp: int) -> None:
         parser = self._parser
+        exchange.end_ns = stamp
         try:
             body = parser.feed(data)
         except HttpProtocolError as error:
             self.stop(exchange, "protocol", str(error))
             return
-        if not self._began and parser.status:
+        if not self._began:
+            if not parser.status:
+                return
             self._began = True
             exchange.reader.begin(parser.status, parser.headers)
         if body:

@@ -48,6 +48,12 @@ class ResponseParser:
         self._state = "head"
 
     def feed(self, data: bytes) -> bytes:
+        if self.chunked and not (self._left or self._buffer or self.complete):
+            # The usual read is one chunk, an event.
+            line_end = data.find(b"\r\n", 0, 8)
+            size = _SIZES.get(data[:line_end])
+            if size and line_end + size + 4 == len(data) and data.endswith(b"\r\n"):
+                return data[line_end + 2 : -2]
         if self._buffer:
             data = self._buffer + data
             self._buffer = b""
@@ -120,12 +126,6 @@ class ResponseParser:
         if self.complete:
             self.excess += data
             return b""
-        if not self._left:
-            # The usual read is one chunk, an event.
-            line_end = data.find(b"\r\n", 0, 8)
-            size = _SIZES.get(data[:line_end])
-            if size and line_end + size + 4 == len(data) and data.endswith(b"\r\n"):
-                return data[line_end + 2 : -2]
         pieces: list[bytes] = []
         position = self._rest_of_chunk(data, pieces) if self._left else 0
         if not self._left and not self._buffer:

@@ -41,6 +41,11 @@ class SseDecoder:
         self._skip_lf = False
         self._start = True
 
+    @property
+    def between_events(self) -> bool:
+        """What comes next begins an event."""
+        return not (self.rest or self._skip_lf or self._start)
+
     def feed(self, data: bytes) -> list[bytes | TypedEvent]:
         return self.events(self.take(data))
 

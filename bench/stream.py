@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from atom.bench.load import Api
 from atom.bench.records import Outcome, RequestRecord
@@ -24,6 +24,17 @@ _FAILED_FINISH: Final = frozenset({"abort", "error"})
 """Finish reasons with which an engine gives up on a request although the stream ends in good order."""
 _PLAIN: Final = bytes(set(range(0x20, 0x7F)) - {0x22, 0x5C})
 """Bytes that stand for themselves inside a JSON string."""
+
+
+class _Template(NamedTuple):
+    """One chunk is `opening`, text, `closing`; several are `before`, `key`, text, `between`, `key`, text, …, `after`."""
+
+    opening: bytes
+    closing: bytes
+    key: bytes
+    before: bytes
+    between: bytes
+    after: bytes
 
 
 class StreamReader:
@@ -45,9 +56,7 @@ class StreamReader:
         "_kinds",
         "_location",
         "_plain",
-        "_prefix",
         "_status",
-        "_suffix",
         "_template",
         "_template_tries",
         "_text",
@@ -74,10 +83,7 @@ class StreamReader:
         self._error: tuple[str, str] | None = None
         self._anomalies: dict[str, int] = {}
         self._text: list[str] | None = [] if keep_text else None
-        self._prefix = self._suffix = b""
-        """A chunk of the template is prefix, text, suffix."""
-        self._template: tuple[bytes, bytes, bytes, bytes] | None = None
-        """The key of the text; what stands before it in the first chunk of a read, between two, and after the last."""
+        self._template: _Template | None = None
         self._template_tries = 0
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
@@ -94,6 +100,12 @@ class StreamReader:
         if self._plain is not None:
             self._plain = (self._plain + body)[:MAX_PLAIN_BODY]
             return
+        template = self._template
+        if template is not None and body.startswith(template.opening) and body.endswith(template.closing):
+            text = body[len(template.opening) : -len(template.closing)]
+            if text and not text.translate(None, _PLAIN) and self._decoder.between_events:
+                self._take_texts([text], t_ns)  # the usual read: one chunk, and nothing new but its text
+                return
         try:
             whole = self._decoder.take(body)
         except EventTooLargeError as error:
@@ -190,7 +202,7 @@ class StreamReader:
     def _same_but_text(self, whole: bytes, t_ns: int) -> bool:
         """If `whole` holds nothing but chunks of the template with plain text in them, take them all and say True."""
         assert self._template is not None
-        key, before, between, after = self._template
+        _, _, key, before, between, after = self._template
         pieces = whole.split(key)  # the key's quotes cannot stand in a plain text
         if pieces[0] != before or not pieces[-1].endswith(after):
             return False
@@ -217,8 +229,12 @@ class StreamReader:
                 return
             self._note("unknown_event_type")
             event = event.data
-        elif self._template and event.startswith(self._prefix) and event.endswith(self._suffix):
-            text = event[len(self._prefix) : -len(self._suffix)]
+        elif (
+            (template := self._template)
+            and event.startswith(prefix := template.opening[6:])
+            and event.endswith(suffix := template.closing[:-2])
+        ):
+            text = event[len(prefix) : -len(suffix)]
             if text and not text.translate(None, _PLAIN):
                 self._take_texts([text], t_ns)
                 return
@@ -337,9 +353,9 @@ class StreamReader:
         except ValueError:
             return
         if proven:
-            self._prefix, self._suffix = prefix, suffix
-            before, after = b"data: " + prefix[: -len(key)], suffix + b"\n\n"
-            self._template = key, before, after + before, after
+            opening, closing = b"data: " + prefix, suffix + b"\n\n"
+            before = opening[: -len(key)]
+            self._template = _Template(opening, closing, key, before, closing + before, closing)
 
     def _finish_plain(self, *, cut: bool) -> None:
         body = self._plain or b""

@@ -43,13 +43,13 @@ def build() -> Path:
     return program
 
 
-def main() -> int:
+def main() -> None:
     program = build()
     if sys.argv[1:] == ["--build"]:
         print(program)
-        return 0
+        return
     os.execv(program, [str(program), *sys.argv[1:]])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
