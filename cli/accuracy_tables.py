@@ -48,6 +48,8 @@ def _accuracy(summary: Mapping[str, Any], section: Mapping[str, Any]) -> Table:
         ", ".join(f"{name} {_plain(value)}" for name, value in chosen.items()) if isinstance(chosen, dict) else ""
     )
     title = [f"accuracy on {section['problems']}", f"{n:,} questions", shots, sampling]
+    if (summary.get("server") or {}).get("executor") == "simulated":
+        title.append("SIMULATED executor: no model was run")
     notes = [section["speculation"]["text"]]
     if source.get("num_fewshot"):
         notes.append(f"examples: {source.get('fewshot_examples')}, {source.get('fewshot_sampler')} sampler")

@@ -21,7 +21,7 @@ from atom.bench.gsm8k.questions import Questions, read_questions
 from atom.bench.gsm8k.section import COMPARISON_FILE, HARNESS_FILE
 from atom.bench.load import Endpoint
 from atom.bench.records import read_records
-from atom.bench.rundir import RunDirectory, write_json
+from atom.bench.rundir import RunDirectory, Validity, write_json
 from atom.bench.static_load import StaticLoad
 from atom.bench.target import Target
 from atom.cli.bench_checks import parse_extra_body
@@ -246,6 +246,9 @@ def _comparison(path: Path, base: Questions, run_dir: RunDirectory) -> dict[str,
     mine = read_questions(run_dir)
     rows = compared(base.results, mine.results)
     notes = []
+    worth = RunDirectory.open(path).read_run_json().get("validity")
+    if worth != Validity.VALID:
+        notes.append(f"A is no valid evidence: {worth or 'it did not come to its end'}")
     left, right = _asked(RunDirectory.open(path)), _asked(run_dir)
     differing = sorted(name for name in left.keys() | right.keys() if left.get(name) != right.get(name))
     if differing:

@@ -211,6 +211,10 @@ def test_a_killed_run_can_be_scored(tmp_path: Path, server: Server, problems: Pa
         os.killpg(process.pid, signal.SIGKILL)
     done = atom(tmp_path, "report", "a")
     assert "INTERRUPTED" in done.stdout, done.stderr
+    server.release.set()
+    beside = atom(tmp_path, *arguments[:-1], "b", "--compare", "a", "--max-concurrency", "2")
+    assert beside.returncode == 0
+    assert "A is no valid evidence: it did not come to its end" in beside.stdout
     rows = questions_of(tmp_path / "a")
     assert [row["index"] for row in rows] == [0, 1, 2, 3, 5]
     assert atom(tmp_path, "get", "a", "gsm8k_flexible_extract").stdout == "0.8\n"
