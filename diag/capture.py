@@ -55,6 +55,8 @@ class CaptureConfig:
     roles: dict[str, list[str]] = field(default_factory=dict)
     gpus: list[str] | None = None
     """Indices or UUIDs; empty: all of this host. None: no GPU telemetry."""
+    gpus_required: bool = False
+    """That there is none is to be said."""
 
     @classmethod
     def from_json(cls, text: str) -> CaptureConfig:
@@ -115,7 +117,7 @@ def main() -> None:
             roles=Roles.from_dict(config.roles),
         )
         jobs.append((_Recorder(directory / "process.jsonl"), sampler.run))
-    gpu = None if config.gpus is None else GpuSampler(config.gpus)
+    gpu = None if config.gpus is None else GpuSampler(config.gpus, required=config.gpus_required)
     if gpu is not None:
         jobs.append((_Recorder(directory / "gpu.jsonl", late=True), gpu.run))
     threads = [threading.Thread(target=run, args=(recorder, stop), daemon=True) for recorder, run in jobs]

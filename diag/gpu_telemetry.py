@@ -40,9 +40,18 @@ def telemetry_modules() -> list[str]:
 class GpuSampler:
     """Samples the chosen devices (indices, or beginnings of UUIDs; none: all) until it is stopped."""
 
-    def __init__(self, chosen: Sequence[str] = (), *, period_s: float = PERIOD_S, patience_s: float = PATIENCE_S):
+    def __init__(
+        self,
+        chosen: Sequence[str] = (),
+        *,
+        required: bool = False,
+        period_s: float = PERIOD_S,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self.problem: str | None = None
-        """What kept it from sampling all that was asked for; None if nothing did, and where there is no GPU."""
+        """What kept it from sampling all that was asked for; None if nothing did. That there is no GPU is a problem
+        only where one is `required`."""
+        self._required = required
         self._chosen = tuple(chosen)
         self.period_s = period_s
         self.patience_s = patience_s
@@ -92,6 +101,7 @@ class GpuSampler:
 
     def _open(self) -> list[GpuDevice]:
         """The devices of the first library that has some."""
+        why = "no library for it is installed"
         for name in telemetry_modules():
             self._call = (name, None, time.monotonic())
             try:
@@ -99,12 +109,15 @@ class GpuSampler:
                     warnings.simplefilter("ignore")
                     module = importlib.import_module(name)
                 devices = _LIBRARIES[name](module)
-            except Exception:  # no driver, no permission: this host has no GPU of that kind
-                devices = []
+                why = f"{name} knows of none"
+            except Exception as error:  # no driver, no permission: this host has no GPU of that kind
+                devices, why = [], f"{name}: {error}"[:_LONGEST_ERROR]
             finally:
                 self._call = None
             if devices:
                 return devices
+        if self._required:
+            self.problem = f"no GPU to sample ({why})"
         return []
 
     def _choose(self, devices: list[GpuDevice]) -> list[GpuDevice]:

@@ -239,6 +239,7 @@ class MeasuredSession:
             trees=[] if under_test.pid is None else [under_test.pid],
             roles=roles.as_dict(),
             gpus=gpus_to_sample(under_test, self.gpu_telemetry, self.options.devices),
+            gpus_required=self.gpu_telemetry is True,
         )
 
     def _metrics_targets(self, under_test: ServerUnderTest) -> list[MetricsTarget]:

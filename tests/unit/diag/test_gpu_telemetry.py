@@ -277,6 +277,9 @@ def test_no_gpu_is_no_problem(libraries: Any) -> None:
     sampler, found = GpuSampler(), list[Any]()
     sampler.run(found.append, threading.Event())
     assert (found, sampler.problem) == ([], None)
+    asked_for = GpuSampler(required=True)
+    asked_for.run(found.append, threading.Event())
+    assert (found, asked_for.problem) == ([], "no GPU to sample (pynvml knows of none)")
 
 
 @pytest.mark.parametrize(
