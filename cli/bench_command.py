@@ -52,6 +52,9 @@ def bench_output(given: Given) -> Output:
         result = (given["result_dir"] or Path()) / name
     elif given["result_dir"] or given["result_filename"]:
         raise UsageError("--result-dir and --result-filename need --save-result")
+    aiperf: Path | None = given.get("export_aiperf")
+    if aiperf is not None and aiperf.exists() and not aiperf.is_dir():
+        raise UsageError(f"--export-aiperf {aiperf} is no directory")
     opt.check_outputs(given["json_path"], given["markdown"], given["junit"], save_result=result)
     return Output(
         directory=given["output_dir"],
@@ -65,6 +68,7 @@ def bench_output(given: Given) -> Output:
         percentiles=opt.parse_percentiles(given["metric_percentiles"]),
         metrics=_metrics(given["percentile_metrics"]),
         quiet=given["quiet"],
+        aiperf=aiperf,
     )
 
 

@@ -98,7 +98,6 @@ class AiperfClient:
     traces: Callable[[Path], Path]
     """Directory to write to, if need be → trace file or directory."""
     load: ScenarioLoad
-    warmup_grace_period: float | None
     unsafe_override: bool
     max_context_length: int | None
     num_dataset_entries: int | None
@@ -164,7 +163,7 @@ class AiperfClient:
         command += ["--tokenizer", str(tokenizer.absolute()), "--use-server-token-count", "--no-gpu-telemetry"]
         command += ["--input-file", str(traces.absolute()), "--custom-dataset-type", "weka_trace"]
         command += ["--concurrency", str(load.concurrency), "--random-seed", str(load.seed)]
-        command += ["--benchmark-duration", f"{spec.duration:g}", "--slice-duration", f"{self.load.slice_duration:g}"]
+        command += ["--benchmark-duration", f"{spec.duration:g}", "--slice-duration", f"{spec.slice_duration:g}"]
         command += ["--failed-request-threshold", f"{spec.failed_request_threshold:g}"]
         command += ["--trajectory-start-min-ratio", f"{load.start_min_ratio:g}"]
         command += ["--trajectory-start-max-ratio", f"{load.start_max_ratio:g}"]
@@ -191,7 +190,7 @@ class AiperfClient:
             "--num-dataset-entries": self.num_dataset_entries,
             "--cache-bust": str(load.cache_bust).replace("_", "-"),
             "--warmup-requests-per-lane": load.warmup_requests_per_lane or None,
-            grace if grace in aiperf.help else "--warmup-grace-period": self.warmup_grace_period,
+            grace if grace in aiperf.help else "--warmup-grace-period": load.warmup_grace_period,
             "--workers-max": spec.shard.of if spec.shard.of > 1 else None,
         }
         given = [

@@ -145,10 +145,14 @@ class AgenticDriver:
         tree = lane.tree
         for agent, turn in tree.run.primers if tree else ():
             assert tree is not None
+            if not self._may_warm(sender):
+                break
             plan = self._plan(tree, agent, turn, await self._make(tree, agent, turn), "warmup")
             if is_context_overflow(await self._send(sender, lane, tree, plan, agent)):
                 tree.run.stop(agent, self._now_ns())
         for _ in range(self._load.warmup_requests_per_lane):
+            if not self._may_warm(sender):
+                break
             await self._go_on(lane, None)
             if (tree := lane.tree) is None:
                 return
@@ -157,6 +161,10 @@ class AgenticDriver:
             plan = self._plan(tree, ready.agent, ready.turn, body, "warmup", output_len=1)
             self._ended(tree, ready, await self._send(sender, lane, tree, plan, ready.agent))
         await self._go_on(lane, None)
+
+    def _may_warm(self, sender: Sender) -> bool:
+        limit = self._load.warmup_grace_period
+        return limit is None or self._now_ns() - sender.started_ns < limit * 1e9
 
     async def _replay_lane(self, sender: Sender, pacer: Pacer, lane: _Lane) -> None:
         while lane.tree is not None and not sender.closed:

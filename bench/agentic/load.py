@@ -53,6 +53,8 @@ class AgenticLoad:
     """A lane's first tree is entered between these shares of its recorded time (`--trajectory-start-min-ratio`)."""
     warmup_requests_per_lane: int = 0
     """Requests of one token that each lane advances by, without pauses, after its warm-up turns."""
+    warmup_grace_period: float | None = None
+    """Seconds of the warm-up after which no further request of it begins; None: all of them are made."""
     trace_idle_gap_cap: float | None = None
     """Seconds; longer gaps between two requests of one tree are shortened to it."""
     system_idle_gap_cap: float | None = None
@@ -85,6 +87,7 @@ class AgenticLoad:
         if self.warmup_requests_per_lane < 0:
             raise UsageError(f"--warmup-requests-per-lane must not be negative, got {self.warmup_requests_per_lane}")
         for flag, value in (
+            ("--warmup-grace-period", self.warmup_grace_period),
             ("--trace-idle-gap-cap-seconds", self.trace_idle_gap_cap),
             ("--system-idle-gap-cap-seconds", self.system_idle_gap_cap),
         ):
@@ -137,6 +140,7 @@ class AgenticLoad:
             "trajectory_start_min_ratio": self.start_min_ratio,
             "trajectory_start_max_ratio": self.start_max_ratio,
             "warmup_requests_per_lane": self.warmup_requests_per_lane,
+            "warmup_grace_period_s": self.warmup_grace_period,
             "trace_idle_gap_cap_s": self.trace_idle_gap_cap,
             "system_idle_gap_cap_s": self.system_idle_gap_cap,
             "cache_bust": str(self.cache_bust),

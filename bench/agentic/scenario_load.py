@@ -22,7 +22,6 @@ class ScenarioLoad:
     conflicts: tuple[str, ...]
     """Options that go against it, which --unsafe-override let through."""
     client: str
-    slice_duration: float
     traces: Mapping[str, Any] = field(default_factory=dict)
 
     def size(self) -> int | None:
@@ -34,7 +33,6 @@ class ScenarioLoad:
             "scenario": self.scenario,
             "scenario_conflicts": list(self.conflicts),
             "client": self.client,
-            "slice_duration_s": self.slice_duration,
             **self.traces,
         }
 
