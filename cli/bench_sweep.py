@@ -184,6 +184,8 @@ def _check(given: Given) -> None:
         raise UsageError("--resume DIR goes on in DIR, --output-dir would be ignored: give one of them")
     if given["save_result"]:
         raise UsageError("--save-result is for one load; a sweep writes sweep.json, and --json PATH")
+    if given["export_aiperf"] is not None:
+        raise UsageError("--export-aiperf is for one load; a sweep has many")
     for flag, value, low, high in (
         ("--resolution", given["resolution"], 0.001, 1.0),
         ("--max-points", given["max_points"], 1, 1000),
