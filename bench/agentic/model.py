@@ -35,6 +35,8 @@ class Turn:
     """Agents that begin once this turn has ended."""
     joins: tuple[int, ...] = ()
     """Agents that must have ended before this turn begins."""
+    place: int = 0
+    """Where the recording lists it, or the sub-agent it is part of: the order of turns with one `start_s`."""
 
     @property
     def end_s(self) -> float:
@@ -89,7 +91,7 @@ class Session:
     def walk(self) -> Iterator[tuple[int, int, Turn]]:
         """(agent, turn, Turn) of the whole tree in the order of the recording."""
         places = [(a, k, turn) for a, agent in enumerate(self.agents) for k, turn in enumerate(agent.turns)]
-        return iter(sorted(places, key=lambda place: (place[2].start_s, place[0], place[1])))
+        return iter(sorted(places, key=lambda at: (at[2].start_s, at[2].place, at[0], at[1])))
 
     def blocks(self, agent: int, turn: int) -> npt.NDArray[np.int64]:
         """[blocks] hash ids of a turn's prompt."""

@@ -1,5 +1,7 @@
 """Reads recorded sessions: Weka / kv-cache-tester traces, a JSON file per session in a directory, or JSON lines.
 
+Agents that a recording does not name are found by their prompts (`bench/agentic/chains.py`).
+
 A trace file is someone else's: everything is checked and bounded, and an error names the file and the field. What a
 replay does not need (think times, stop reasons, totals) is not read.
 """
@@ -16,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from atom.bench.agentic.chains import Recorded, common_prefix, split_chains
 from atom.bench.agentic.model import Agent, Session, Turn
 from atom.recipes.errors import UsageError
 
@@ -117,8 +120,7 @@ def parse_trace(blob: Any, where: str) -> Session | None:
         raise trace.error("hash_id_scope", "'local' or 'global'", scope)
     name = trace.text("id")
     block_size = trace.whole("block_size", 1, MAX_BLOCK_SIZE, default=64)
-    reader = _Tree(block_size)
-    reader.agent(trace, "main", None, 0, 0.0)
+    reader = _Tree(trace)
     if not reader.agents:
         return None
     return Session(name, block_size, name if scope == "local" else "", tuple(map(_frozen, reader.agents)))
@@ -192,6 +194,7 @@ class _Turn:
 
     place: int
     """Its number in the list of requests."""
+    model: str
     turn: Turn
     blocks: npt.NDArray[np.int64]
 
@@ -208,14 +211,26 @@ class _Agent:
 class _Tree:
     """Reads the agents of one session, parents before their children."""
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, trace: _Fields) -> None:
         self._requests = 0
         self.agents: list[_Agent] = []
+        for number in self._conversations(trace, "main", None, 0)[1:]:
+            chain = self.agents[number]
+            place = chain.turns[0].place
+            self._attach(number, 0, place, max(turn.turn.end_s for turn in chain.turns), or_first=True)
 
-    def agent(self, fields: _Fields, name: str, parent: int | None, depth: int, origin_s: float) -> int | None:
-        """Add the agent whose requests `fields` holds, and its sub-agents; returns its number, None if it has no
-        request. Times before `origin_s` are counted from there (older recordings of sub-agents do that)."""
+    def _conversations(
+        self,
+        fields: _Fields,
+        name: str,
+        parent: int | None,
+        depth: int,
+        origin_s: float = 0.0,
+        within: int | None = None,
+    ) -> list[int]:
+        """Add the agent whose requests `fields` holds, those that are recorded among its requests, and the sub-agents
+        it names; returns the numbers of the former, none if it has no request. Times before `origin_s` are counted from
+        there (older recordings of sub-agents do that). `within`: the main list's place of what they are part of."""
         if depth > MAX_DEPTH:
             raise UsageError(f"{fields.where}: sub-agents are nested deeper than {MAX_DEPTH}")
         entries = fields.items("requests", MAX_REQUESTS)
@@ -223,59 +238,67 @@ class _Tree:
         if self._requests > MAX_REQUESTS:
             raise UsageError(f"{fields.where}: more than {MAX_REQUESTS:,} requests in one session")
         system = fields.whole("tool_tokens", 0, MAX_TOKENS, 0) + fields.whole("system_tokens", 0, MAX_TOKENS, 0)
-        mine = _Agent(name, depth, parent, system, [])
-        nested: list[tuple[int, _Fields]] = []
+        turns: list[_Turn] = []
+        named: list[tuple[int, _Fields]] = []
         for place, entry in enumerate(entries):
             request = _Fields(entry, f"{fields.where}: requests[{place}]")
             kind = request.get("type")
             if kind == "subagent":
-                nested.append((place, request))
+                named.append((place, request))
             elif kind in ("n", "s"):
-                mine.turns.append(_read_turn(request, place, origin_s))
+                turns.append(_read_turn(request, place, origin_s, place if within is None else within))
             else:
                 raise request.error("type", "'n', 's' or 'subagent'", kind)
-        if not mine.turns:
-            return None
-        mine.turns.sort(key=lambda turn: (turn.turn.start_s, turn.place))
-        number = len(self.agents)
-        self.agents.append(mine)
-        for place, request in nested:
-            self._sub_agent(request, place, number)
-        return number
+        first = len(self.agents)
+        chains = split_chains(list(map(_recorded, turns)))
+        for n, chain in enumerate(chains):
+            made = _Agent(name, depth, parent, system, [turns[i] for i in chain])
+            if n > 0:
+                made.name = f"{name}:fa:{n - 1:03d}" if depth else f"fa:{n - 1:03d}"
+            if n > 0 and depth == 0:  # those found beside a named sub-agent belong to the same parent
+                made.depth, made.parent = 1, first
+            self.agents.append(made)
+        for place, request in named if chains else ():
+            self._sub_agent(request, place, first, place if within is None else within)
+        return list(range(first, first + len(chains)))
 
-    def _sub_agent(self, fields: _Fields, place: int, parent: int) -> None:
-        """One begins after the last turn that stands before it, and is joined by the first one behind it that was
-        sent once it had ended; it is left out if none stands before it."""
-        turns = self.agents[parent].turns
-        spawner = max((k for k, turn in enumerate(turns) if turn.place < place), default=None)
+    def _sub_agent(self, fields: _Fields, place: int, parent: int, within: int) -> None:
         start_s = fields.seconds("t")
-        if spawner is None:
+        if not any(turn.place < place for turn in self.agents[parent].turns):
             return
         name = fields.text("agent_id")
         if self.agents[parent].depth:
             name = f"{self.agents[parent].name}.{name}"
         if any(agent.name == name for agent in self.agents):
             raise fields.error("agent_id", "another one for each sub-agent", name)
-        child = self.agent(fields, name, parent, self.agents[parent].depth + 1, start_s)
-        if child is None:
-            return
+        children = self._conversations(fields, name, parent, self.agents[parent].depth + 1, start_s, within)
         duration = fields.duration("duration_ms", 1e-3)
-        last = max(turn.turn.end_s for turn in self.agents[child].turns)
-        end_s = last if duration is None else start_s + duration
-        joining = next(
-            (
-                k
-                for k, turn in enumerate(turns)
-                if k > spawner and turn.place > place and turn.turn.start_s + _JOIN_SLACK_S >= end_s
-            ),
-            None,
-        )
+        if duration is None:
+            ends = [turn.turn.end_s for child in children for turn in self.agents[child].turns]
+            duration = max(ends, default=start_s) - start_s
+        for child in children:
+            self._attach(child, parent, place, start_s + duration)
+
+    def _attach(self, child: int, parent: int, place: int, end_s: float, *, or_first: bool = False) -> None:
+        """An agent begins after the last of its parent's turns that stands before it (`or_first`: or, if none does,
+        after the first one), and is joined by the first one behind it that was sent once it had ended."""
+        turns = self.agents[parent].turns
+        before = [k for k, turn in enumerate(turns) if turn.place < place]
+        spawner = max(before, default=0)
+        assert before or or_first
         turns[spawner].turn = replace(turns[spawner].turn, spawns=(*turns[spawner].turn.spawns, child))
-        if joining is not None:
-            turns[joining].turn = replace(turns[joining].turn, joins=(*turns[joining].turn.joins, child))
+        for k in range(spawner + 1, len(turns)):
+            turn = turns[k].turn
+            if turns[k].place > place and turn.start_s + _JOIN_SLACK_S >= end_s:
+                turns[k].turn = replace(turn, joins=(*turn.joins, child))
+                return
 
 
-def _read_turn(fields: _Fields, place: int, origin_s: float) -> _Turn:
+def _recorded(turn: _Turn) -> Recorded:
+    return Recorded(turn.turn.start_s, turn.turn.end_s, turn.model, turn.turn.output_len, turn.blocks)
+
+
+def _read_turn(fields: _Fields, place: int, origin_s: float, within: int) -> _Turn:
     start_s = fields.seconds("t")
     if start_s + _JOIN_SLACK_S < origin_s:
         start_s += origin_s
@@ -286,22 +309,16 @@ def _read_turn(fields: _Fields, place: int, origin_s: float) -> _Turn:
         new_blocks=_EMPTY,
         start_s=start_s,
         duration_s=fields.duration("api_time") or 0.0,
+        place=within,
     )
-    return _Turn(place, turn, fields.hash_ids())
+    return _Turn(place, str(fields.get("model", "")), turn, fields.hash_ids())
 
 
 def _frozen(agent: _Agent) -> Agent:
     turns: list[Turn] = []
     before = _EMPTY
     for entry in agent.turns:
-        kept = _common(before, entry.blocks)
+        kept = common_prefix(before, entry.blocks)
         turns.append(replace(entry.turn, kept_blocks=kept, new_blocks=entry.blocks[kept:].copy()))
         before = entry.blocks
     return Agent(agent.name, agent.depth, agent.parent, agent.system_len, tuple(turns))
-
-
-def _common(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> int:
-    """Length of the common prefix."""
-    size = min(len(a), len(b))
-    differs = np.flatnonzero(a[:size] != b[:size])
-    return int(differs[0]) if len(differs) else size
