@@ -15,7 +15,7 @@ from typing import Any
 from atom.recipes.errors import UsageError
 from atom.recipes.processes import boot_id
 
-__all__ = ["ClockOffset", "OffsetMeasurement", "clock_identity", "clock_offsets"]
+__all__ = ["ClockOffset", "OffsetMeasurement", "clock_identity", "clock_notes", "clock_offsets"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,16 @@ def clock_offsets(run: Mapping[str, Any]) -> dict[str, ClockOffset]:
             points.sort(key=lambda point: point.at_ns)
             offsets |= dict.fromkeys(workers, ClockOffset(tuple(points)))
     return offsets
+
+
+def clock_notes(run: Mapping[str, Any]) -> list[str]:
+    """What a reader of figures has to know of the clocks they are of."""
+    offsets = clock_offsets(run)
+    if not offsets:
+        return []
+    worst = max(offset.uncertainty_ns for offset in offsets.values()) / 1e6
+    workers = "worker " + next(iter(offsets)) if len(offsets) == 1 else f"{len(offsets)} workers"
+    return [f"times of {workers} are of another machine's clock, put on that of rank 0 to within ±{worst:.3f} ms"]
 
 
 def _time(value: object) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 from atom.bench.accounting import Counts
 from atom.bench.agentic.report import AgenticSection, agentic_section, replays_sessions
 from atom.bench.client_window import ClientWindow, WorkerWindow, read_client_window
+from atom.bench.clocks import clock_notes
 from atom.bench.gsm8k.section import AccuracySection, accuracy_section, asks_word_problems
 from atom.bench.metrics import DISTRIBUTIONS, RATES, Figure, FloatArray, Samples, collect, distribution
 from atom.bench.records import Outcome, RequestRecord, read_records
@@ -98,7 +99,12 @@ def summarize(
         "validity": str(validity),
         "reasons": reasons,
         "checks": [check.as_dict() for check in verdict.checks],
-        "notes": [*(load.get("source") or {}).get("notes", []), *_notes(samples, records, figures), *verdict.notes],
+        "notes": [
+            *(load.get("source") or {}).get("notes", []),
+            *_notes(samples, records, figures),
+            *clock_notes(run),
+            *verdict.notes,
+        ],
         "errors": _errors(records),
         "anomalies": dict(sum((Counter(record.anomalies) for record in records), Counter())),
         "workers": client.each(),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from atom.bench.clocks import clock_offsets
 from atom.bench.records import is_count
 from atom.bench.run_facts import checked_run
 from atom.bench.rundir import RunDirectory, read_jsonl
@@ -24,15 +25,17 @@ class MeasuredPhase:
     @classmethod
     def read(cls, run_dir: RunDirectory) -> MeasuredPhase:
         """RunError if run.json is no description of a run; a client file that cannot be read is left out."""
+        run = checked_run(run_dir)
+        offsets = clock_offsets(run)
         lines = [
-            (line.get("kind"), line["t_ns"])
+            (line.get("kind"), line["t_ns"] + (offsets[path.stem].at(line["t_ns"]) if path.stem in offsets else 0))
             for path in sorted(run_dir.client.glob("*.jsonl"))
             if path.is_file()
             for line in read_jsonl(path)
             if is_count(line.get("t_ns"))
         ]
         starts = [moment for kind, moment in lines if kind == "measured_start"]
-        noted = checked_run(run_dir).get("measured_start_ns")
+        noted = run.get("measured_start_ns")
         return cls(
             start_ns=noted if noted is not None else min(starts, default=None),
             end_ns=max((moment for kind, moment in lines if kind == "measured_end"), default=None),

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeGuard
 
 import numpy as np
 
+from atom.bench.clocks import clock_offsets
 from atom.bench.metrics import FloatArray, Samples
 from atom.bench.records import MEASURED, Outcome, RequestRecord
 from atom.bench.rundir import RunDirectory, read_jsonl
@@ -50,7 +51,7 @@ def collect_series(
         "metrics": _metrics(run_dir.server, start_ns),
         "process": _processes(run_dir.server, start_ns),
         "gpu": _gpus(run_dir.server, start_ns),
-        "client": _client(run_dir.client, start_ns),
+        "client": _client(run_dir, start_ns),
     }
 
 
@@ -211,15 +212,33 @@ def _processes(server: Path, start_ns: int) -> dict[str, dict[str, list[Point]]]
     return {key: {name: thin(points) for name, points in series.items()} for key, series in found.items()}
 
 
-def _client(client: Path, start_ns: int) -> dict[str, list[Point]]:
-    """The load generator itself: worst lag of its event loop per second, and its share of a CPU."""
-    lag: list[Point] = []
-    cpu: list[Point] = []
-    for _, line in _lines(client, "*.jsonl"):
+def _client(run_dir: RunDirectory, start_ns: int) -> dict[str, list[Point]]:
+    """The load generator itself: worst lag of an event loop per second, and its share of a CPU; of several workers the
+    worst and the busiest in that second."""
+    offsets = clock_offsets(run_dir.read_run_json())
+    windows: list[tuple[float, float | None, float | None]] = []
+    for worker, line in _lines(run_dir.client, "*.jsonl"):
         moment, lags, share = _number(line, "t_ns"), line.get("lag_ms"), _number(line, "cpu_share")
         if line.get("kind") != "window" or moment is None or not isinstance(lags, list):
             continue
-        at = (moment - start_ns) / 1e9
-        lag.append([at, max((float(v) for v in lags if _is_number(v)), default=None)])
-        cpu.append([at, share])
+        by_ns = offsets[worker].at(int(moment)) if worker in offsets else 0
+        worst = max((float(v) for v in lags if _is_number(v)), default=None)
+        windows.append(((moment + by_ns - start_ns) / 1e9, worst, share))
+    if sum(path.is_file() for path in run_dir.client.glob("*.jsonl")) > 1:
+        windows = _worst_per_second(windows)
+    lag: list[Point] = [[at, worst] for at, worst, _ in windows]
+    cpu: list[Point] = [[at, share] for at, _, share in windows]
     return {"lag_ms": thin(lag), "cpu_share": thin(cpu)}
+
+
+def _worst_per_second(
+    windows: Sequence[tuple[float, float | None, float | None]],
+) -> list[tuple[float, float | None, float | None]]:
+    seconds: dict[int, tuple[float, float | None, float | None]] = {}
+    for at, *values in windows:
+        _, *before = seconds.get(round(at), (at, None, None))
+        lag, share = (
+            max((v for v in pair if v is not None), default=None) for pair in zip(before, values, strict=True)
+        )
+        seconds[round(at)] = (float(round(at)), lag, share)
+    return [seconds[second] for second in sorted(seconds)]
