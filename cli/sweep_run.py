@@ -26,6 +26,7 @@ from atom.cli.load_run import LoadFactory, LoadRunner, ServerChoice
 from atom.cli.outputs import describe_os_error
 from atom.cli.progress import StatusLine, launch_progress
 from atom.cli.publish import Output
+from atom.cli.rank_run import follow, follows
 from atom.cli.render import number
 from atom.cli.run_place import RunPlace
 from atom.cli.server_side import server_side_figures
@@ -72,6 +73,8 @@ class SweepRun:
     def run(self) -> int:
         """Everything, to the exit status."""
         self._check_loads()
+        if follows():
+            return follow(lambda load: self._runner(load["variant"]["value"], load["variant"]["seed"]).spec_of(load))
         recipe = resolve_recipe(self.server.recipe) if self.server.recipe is not None else None
         place = self._open()
         if self.index.plan.next(self.index.points) is None:  # nothing is left of a sweep that is resumed
@@ -186,7 +189,12 @@ class SweepRun:
 
     def _runner(self, value: float, seed: int) -> LoadRunner:
         return LoadRunner(
-            name="sweep", server=self.server, load=self.load(value, seed), line=self._line, quiet=self.output.quiet
+            name="sweep",
+            server=self.server,
+            load=self.load(value, seed),
+            line=self._line,
+            quiet=self.output.quiet,
+            variant={"value": value, "seed": seed},
         )
 
     def _point_directory(self, label: str, attempt: int) -> RunDirectory:
