@@ -29,6 +29,7 @@ from atom.bench.datasets.block_tokens import prompt_tokens, stream_tokens
 from atom.bench.datasets.bodies import RequestFields
 from atom.bench.load import Api
 from atom.bench.random_load import token_range
+from atom.recipes.errors import UsageError
 
 if TYPE_CHECKING:
     from atom.bench.datasets.text import WordList
@@ -218,5 +219,9 @@ def _word_table(words: tuple[str, ...]) -> npt.NDArray[np.uint8]:
     lengths = Counter(map(len, plain))
     length = max(lengths, key=lambda n: (lengths[n], -n))
     chosen = [word for word in plain if len(word) == length]
-    assert len(chosen) >= _MIN_WORDS
+    if len(chosen) < _MIN_WORDS:
+        raise UsageError(
+            f"--tokenizer: only {len(chosen)} words of one length are one token each, too few for prompts; send token "
+            "ids (completions), or leave --tokenizer out"
+        )
     return np.frombuffer("".join(f"{word} " for word in chosen).encode(), np.uint8).reshape(len(chosen), length + 1)
