@@ -32,7 +32,7 @@ def sessions(draw: st.DrawFn) -> Session:
         for k in range(draw(st.integers(1, 5))):
             kept = draw(st.sampled_from([len(before), draw(st.integers(0, len(before)))]))
             new = [kept * 100 + block for block in draw(st.lists(st.integers(0, 5), max_size=5))]
-            if kept < len(before) and new and new[0] == before[kept]:
+            while kept < len(before) and new and new[0] == before[kept]:
                 new = new[1:]
             before = before[:kept] + new
             length = max(1, len(before) * SIZE + draw(st.integers(-SIZE + 1, 2 * SIZE)))

@@ -190,7 +190,7 @@ def test_theoretical_hits_are_those_of_a_set_of_all_blocks_sent_before(tree: Ses
         for k, at in enumerate(agent.turns):
             kept = data.draw(st.integers(0, len(before)))
             new = data.draw(st.lists(st.integers(0, 12), max_size=4))
-            if kept < len(before) and new and new[0] == before[kept]:
+            while kept < len(before) and new and new[0] == before[kept]:
                 new = new[1:]
             before = before[:kept] + new
             prompts[a, k] = before
