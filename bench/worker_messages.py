@@ -30,13 +30,14 @@ __all__ = [
 ]
 
 MAX_LINE: Final = 1 << 16
-_MAX_TEXT: Final = 2_000
-_MAX_TRACEBACK: Final = 20_000
+_MAX_TEXT: Final = 1_000
+_MAX_TRACEBACK: Final = 8_000
 _PHASES: Final = ("preparing", "warmup", "measured", "done")
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    text = json.dumps(message, separators=(",", ":"), ensure_ascii=False)
+    line = text.encode("utf-8", "replace") + b"\n"
     assert len(line) <= MAX_LINE, f"a message of {len(line)} bytes"
     return line
 
@@ -74,7 +75,9 @@ def failure(error: BaseException) -> dict[str, Any]:
         name = f"{error.filename}: " if error.filename else ""
         report["message"] = f"{name}{error.strerror or error}"[:_MAX_TEXT]
     else:
-        report["message"] = f"{type(error).__name__}: {error} (this is a fault in atom)"[:_MAX_TEXT]
+        report["message"] = f"{type(error).__name__}: {error} (this is a fault in atom; --traceback shows where)"[
+            :_MAX_TEXT
+        ]
         report["traceback"] = "".join(traceback.format_exception(error))[-_MAX_TRACEBACK:]
     return report
 
