@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
+from time import monotonic_ns
 from typing import Any, Final
 
 from atom.bench.exchange import Connection, Owner, reason_of
@@ -18,6 +19,8 @@ from atom.bench.work_queue import BACKLOG_BYTES, WorkQueue
 __all__ = ["PlainConnection", "PlainSockets"]
 
 READ_BYTES: Final = 64 << 10
+FRESH_NS: Final = 50_000_000
+"""A connection that was read from less long ago is not looked at before it is used again."""
 _READ: Final = select.EPOLLIN
 _READ_WRITE: Final = select.EPOLLIN | select.EPOLLOUT
 _CLOSED: Final = "the server closed the connection"
@@ -104,6 +107,8 @@ class PlainConnection(Connection):
         """An idle connection has nothing to read: no end that the event loop has not seen yet, and no bytes."""
         if not self.alive:
             return False
+        if monotonic_ns() - self._floor_ns < FRESH_NS:
+            return True
         try:
             self._sock.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):

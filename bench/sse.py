@@ -95,13 +95,19 @@ class SseDecoder:
         self.rest = rest
 
     def _block(self, block: bytes) -> bytes | TypedEvent | None:
-        """The lines between two blank lines; None where they hold no data field."""
+        """The lines between two blank lines; None where they hold no data field.
+
+        One event more than the standard knows: `event: error` that says what went wrong in a comment (Dynamo).
+        """
         data: list[bytes] = []
+        comments: list[bytes] = []
         kind = b""
         for line in block.split(b"\n"):
             name, colon, value = line.partition(b":")
             if not name:
-                self.comments += bool(colon)
+                if colon:
+                    self.comments += 1
+                    comments.append(value.removeprefix(b" "))
                 continue
             value = value.removeprefix(b" ")
             if name == b"data":
@@ -109,6 +115,6 @@ class SseDecoder:
             elif name == b"event":
                 kind = value
         if not data:
-            return None
+            return TypedEvent(kind, b"\n".join(comments)) if kind == b"error" and comments else None
         payload = b"\n".join(data)
         return payload if kind in (b"", b"message") else TypedEvent(kind, payload)

@@ -27,7 +27,7 @@ _PLAIN: Final = bytes(set(range(0x20, 0x7F)) - {0x22, 0x5C})
 
 
 class _Template(NamedTuple):
-    """One chunk is `opening`, text, `closing`; several are `before`, `key`, text, `between`, `key`, text, …, `after`."""
+    """One chunk is `opening`, text, `closing`; several are `before`, `key`, text, `between`, `key`, text, … `after`."""
 
     opening: bytes
     closing: bytes
@@ -192,6 +192,8 @@ class StreamReader:
             record.output_tokens, record.tokens_from = total, "usage"
             if counted and sum(self._tokens) != total:
                 self._note("usage_mismatch")
+            if record.output_len is not None and total > record.output_len:
+                self._note("more_tokens_than_asked")
         elif counted:
             record.output_tokens, record.tokens_from = sum(self._tokens), "token_ids"
         elif record.chunk_ns:
@@ -251,9 +253,9 @@ class StreamReader:
             chunk = json.loads(payload.decode())
             if not isinstance(chunk, dict):
                 raise ValueError("not an object")
-            if chunk.get("error"):
+            if error := chunk.get("error") or (chunk if chunk.get("object") == "error" else None):
                 self._note("error_chunk")
-                self.fail("server_error", _error_message(chunk["error"]))
+                self.fail("server_error", _error_message(error))
                 return
             choices = chunk.get("choices") or []
             tokens = self._read_usage(chunk.get("usage"))
@@ -380,13 +382,23 @@ class StreamReader:
 
 def _delta_text(delta: dict[str, Any]) -> str:
     """All that a chat delta may say, as one string: text, reasoning, a refusal, tool calls."""
-    text: str = delta.get("content") or ""
+    text = _content_text(delta.get("content"))
     for name in ("reasoning_content", "reasoning", "refusal"):
-        text += delta.get(name) or ""
-    for call in delta.get("tool_calls") or []:
-        function = (call or {}).get("function") or {}
-        text += (function.get("name") or "") + (function.get("arguments") or "")
+        text += _content_text(delta.get(name))
+    calls = [(call or {}).get("function") for call in delta.get("tool_calls") or []]
+    for function in (*calls, delta.get("function_call")):
+        if function:
+            text += (function.get("name") or "") + (function.get("arguments") or "")
     return text
+
+
+def _content_text(content: Any) -> str:
+    """Of a string, or of a list of parts with a text each (or thoughts: parts in parts)."""
+    if isinstance(content, list):
+        return "".join(_content_text(part.get("text") or part.get("thinking")) for part in content if part)
+    if not isinstance(content, str | None):
+        raise ValueError(f"{content!r:.40} is no text")
+    return content or ""
 
 
 def _error_message(error: Any) -> str:

@@ -15,18 +15,24 @@ Event = bytes | TypedEvent
 
 
 def reference(stream: bytes) -> list[Event]:
-    """The standard's algorithm, line by line over the complete stream; an event without its blank line is dropped."""
+    """The standard's algorithm, line by line over the complete stream; an event without its blank line is dropped. One
+    event more: `event: error` without data, whose comment says what went wrong."""
     lines = re.split(rb"\r\n|\r|\n", stream.removeprefix(b"\xef\xbb\xbf"))[:-1]
     events: list[Event] = []
     data: list[bytes] = []
+    comments: list[bytes] = []
     kind = b""
     for line in lines:
         if line == b"":
             if data:
                 payload = b"\n".join(data)
                 events.append(payload if kind in (b"", b"message") else TypedEvent(kind, payload))
-            data, kind = [], b""
-        elif not line.startswith(b":"):
+            elif kind == b"error" and comments:
+                events.append(TypedEvent(kind, b"\n".join(comments)))
+            data, comments, kind = [], [], b""
+        elif line.startswith(b":"):
+            comments.append(line[2:] if line.startswith(b": ") else line[1:])
+        else:
             name, _, value = line.partition(b":")
             if value.startswith(b" "):
                 value = value[1:]
@@ -87,6 +93,10 @@ def test_multi_line_data_is_joined_by_newlines() -> None:
 
 def test_error_event_keeps_its_type() -> None:
     assert decode([b'event: error\ndata: {"message":"x"}\n\n']) == [TypedEvent(b"error", b'{"message":"x"}')]
+
+
+def test_error_event_that_says_so_in_a_comment_is_surfaced() -> None:
+    assert decode([b"event: error\n: out of memory\n\n"]) == [TypedEvent(b"error", b"out of memory")]
 
 
 def test_comments_are_counted_and_no_events() -> None:

@@ -359,3 +359,44 @@ def test_definitions_page_names_every_anomaly_and_error_class() -> None:
     assert {"missing_done", "truncated", "protocol", "connect", "timeout"} <= names | {"timeout"}
     missing = {name for name in names if f"`{name}`" not in page and not name.startswith("finish_")}
     assert missing <= {"cancelled"}, missing
+
+
+def test_error_object_of_older_servers_in_a_200_stream_is_a_failure() -> None:
+    record = read(text("a"), {"object": "error", "message": "boom", "code": 500})
+    assert (record.outcome, record.error_class, record.error_message) == (Outcome.FAILED, "server_error", "boom")
+
+
+def test_error_event_whose_message_is_a_comment_is_a_failure() -> None:
+    reader = StreamReader(Api.COMPLETIONS)
+    reader.begin(200, SSE)
+    reader.feed(sse(text("a")) + b"event: error\n: the worker died\n\n", 1)
+    reader.finish()
+    reader.fill(record := RequestRecord(index=0))
+    assert (record.error_class, record.error_message) == ("server_error", "the worker died")
+
+
+def test_content_in_parts_and_thoughts_bear_tokens() -> None:
+    thought = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]
+    record = chat(delta(thought), delta([{"type": "text", "text": "Hi"}]), delta([], "stop"), keep_text=True)
+    assert (record.outcome, record.chunk_ns, record.text) == (Outcome.COMPLETED, [1, 2], "hmHi")
+
+
+def test_function_call_of_the_older_api_bears_tokens() -> None:
+    record = chat(delta(None, function_call={"name": "f", "arguments": "{}"}), delta(None, "function_call"))
+    assert record.chunk_ns == [1]
+
+
+@pytest.mark.parametrize("content", [7, {"text": "a"}, ["a"], [7]])
+def test_content_that_is_no_text_is_a_bad_event(content: object) -> None:
+    record = chat(delta("a"), delta(content))
+    assert (record.error_class, record.anomalies["bad_event"]) == ("bad_event", 1)
+
+
+def test_more_tokens_than_asked_are_counted_as_such() -> None:
+    for asked, anomalies in ((2, {"more_tokens_than_asked": 1}), (3, {}), (None, {})):
+        reader = StreamReader(Api.COMPLETIONS)
+        reader.begin(200, SSE)
+        reader.feed(sse(text("a b c", "length")) + sse({"choices": [], "usage": usage(3)}) + sse(b"[DONE]"), 1)
+        reader.finish()
+        reader.fill(record := RequestRecord(index=0, output_len=asked))
+        assert (record.outcome, record.output_tokens, record.anomalies) == (Outcome.COMPLETED, 3, anomalies)
