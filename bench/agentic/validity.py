@@ -104,7 +104,7 @@ def _measured(scenario: Scenario, records: Sequence[RequestRecord]) -> list[str]
     if completed and covered / len(completed) < scenario.min_coverage:
         reasons.append(
             f"insufficient_profile_metric_coverage: tokens and TTFT are known of {covered} of {len(completed)} "
-            f"completed requests ({covered / len(completed):.1%}); {scenario.min_coverage:.0%} are needed"
+            f"completed requests ({covered / len(completed):.2%}); {scenario.min_coverage:.0%} are needed"
         )
     return reasons
 
