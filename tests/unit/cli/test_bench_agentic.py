@@ -1,0 +1,152 @@
+"""`atom bench aiperf-agentic`: options that do not go together, and the command line that AIPerf gets."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atom.bench.agentic.aiperf_client import Aiperf, AiperfClient, find_aiperf
+from atom.bench.agentic.generate import GenerateConfig, generate_traces
+from atom.bench.agentic.load import AgenticLoad, CacheBust
+from atom.bench.agentic.scenario_load import ScenarioLoad
+from atom.bench.load import Api, Endpoint, LoadSpec, Shard
+from atom.cli import main as cli
+from atom.recipes.errors import ExitStatus, UsageError
+
+MVP = "inferencex-agentx-mvp"
+SESSIONS = generate_traces(GenerateConfig(num_sessions=2, turns=3, input_len=300, output_len=4, block_size=16), 1)
+FLAGS = (
+    "--benchmark-grace-period --trace-idle-gap-cap-seconds --system-idle-gap-cap-seconds --max-context-length "
+    "--num-dataset-entries --cache-bust --agentic-warmup-grace-period --workers-max"
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "--input-file PATH, or are made up with --generate"),
+        (["--generate", "--input-file", "x"], "give one of them"),
+        (["--input-file", "x", "--generate-turns", "3", "--unsafe-override"], "--generate-turns is for --generate"),
+        (["--generate", "--duration", "60"], "at least 900 s count. --unsafe-override runs it anyway"),
+        (["--generate", "--cache-bust", "none"], "--cache-bust none: first_turn_prefix is fixed"),
+        (["--generate", "--cache-bust", "x"], "--cache-bust must be one of"),
+        (["--generate", "--no-ignore-eos"], "--ignore-eos off: on is fixed"),
+        (["--generate", "--system-idle-gap-cap-seconds", "3"], "--system-idle-gap-cap-seconds 3: 10 is fixed"),
+        (["--generate", "--trace-idle-gap-cap-seconds", "x"], "a number of seconds, or none"),
+        (["--generate", "--client", "x"], "--client must be one of native, aiperf"),
+        (["--generate", "--aiperf-executable", "x"], "--aiperf-executable is for --client aiperf"),
+        (["--generate", "--client", "aiperf", "--aiperf-executable", "/none"], "cannot be run; install AIPerf"),
+        (["--generate", "--scenario", "x"], "--scenario must be one of"),
+        (["--generate", "--stats-interval", "0"], "--stats-interval must be positive"),
+        (["--generate", "--warmup-grace-period", "-1"], "--warmup-grace-period must not be negative"),
+        (["--input-file", "/none"], "/none"),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    small = [
+        "--generate-sessions",
+        "2",
+        "--generate-turns",
+        "3",
+        "--generate-input-len",
+        "300",
+        "--generate-output-len",
+        "4",
+    ]
+    more = small if "--generate" in arguments and "--input-file" not in arguments else []
+    assert cli.main(["bench", "aiperf-agentic", *arguments, *more]) == ExitStatus.USAGE
+    error = capfd.readouterr().err
+    assert said in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def a_client(aiperf: Aiperf | None = None, scenario: str | None = MVP, **changes: Any) -> AiperfClient:
+    fields: dict[str, Any] = {"sessions": SESSIONS, "api": Api.CHAT, "model": "m", "concurrency": 3, "seed": 7}
+    load = AgenticLoad(**{**fields, "tokenizer": Path(__file__).parent, **changes})
+    return AiperfClient(
+        executable=aiperf or Aiperf("/bin/aiperf", "0.13.0", FLAGS.replace(" ", "")),
+        traces=lambda folder: folder,
+        load=ScenarioLoad(load=load, scenario=scenario, conflicts=(), client="aiperf"),
+        unsafe_override=True,
+        max_context_length=4096,
+        num_dataset_entries=None,
+        server_metrics=("http://h:1/metrics", "http://h:2/metrics"),
+    )
+
+
+def test_what_aiperf_is_told() -> None:
+    client = a_client(
+        trace_idle_gap_cap=30.0, cache_bust=CacheBust.FIRST_TURN_PREFIX, sampling={"temperature": 0.5}, ignore_eos=False
+    )
+    endpoint = Endpoint(
+        base_url="http://h:8000", path="/v1/chat/completions", api=Api.CHAT, model="m", api_key="k", headers={"A": "b"}
+    )
+    spec = LoadSpec(
+        name="x", endpoint=endpoint, workload=client.load, duration=60.0, grace_period=5.0, shard=Shard(0, 4), seed=7
+    )
+    command = client.command(spec, Path("/t"), Path("/a"))
+    pairs = dict(pairwise(command))
+    assert command[:4] == ["/bin/aiperf", "profile", "--scenario", MVP]
+    assert pairs["--random-seed"] == "7"
+    assert pairs["--concurrency"] == "3"
+    assert pairs["--benchmark-duration"] == "60"
+    assert pairs["--benchmark-grace-period"] == "5"
+    assert pairs["--trace-idle-gap-cap-seconds"] == "30"
+    assert pairs["--cache-bust"] == "first-turn-prefix"
+    assert pairs["--max-context-length"] == "4096"
+    assert pairs["--workers-max"] == "4"
+    assert pairs["--input-file"] == "/t"
+    assert pairs["--header"] == "A:b"
+    assert "temperature:0.5" in command
+    assert "ignore_eos:false" in command
+    at = command.index("--server-metrics")
+    assert command[at : at + 3] == ["--server-metrics", "http://h:1/metrics", "http://h:2/metrics"]
+    assert "--system-idle-gap-cap-seconds" not in command
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tokenizer": None}, "needs --tokenizer"),
+        ({"num_sessions": 3}, "--num-sessions is for --client native"),
+        ({"nonce": "x"}, "--cache-bust-nonce is for --client native"),
+        ({"warmup_requests_per_lane": 2}, "has no --warmup-requests-per-lane"),
+        ({"scenario": None}, "only under a --scenario"),
+    ],
+)
+def test_what_aiperf_cannot_do_is_said_before_anything_starts(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        a_client(**changes)
+
+
+def an_executable(path: Path, code: str) -> str:
+    path.write_text(f"#!{sys.executable}\nimport sys\n{code}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_an_aiperf_is_asked_for_its_version_and_flags(tmp_path: Path) -> None:
+    boxed = "print('1.2.3' if '--version' in sys.argv else '│ --cache-bu │\\n│ st  text  │')"
+    found = find_aiperf(an_executable(tmp_path / "aiperf", boxed))
+    assert found.version == "1.2.3"
+    assert found.require("--cache-bust") == "--cache-bust"
+    with pytest.raises(UsageError, match=r"AIPerf 1\.2\.3 .* has no --other"):
+        found.require("--other")
+
+
+def test_an_aiperf_that_does_not_run_is_named_with_its_last_words(tmp_path: Path) -> None:
+    broken = an_executable(tmp_path / "aiperf", "print('first', file=sys.stderr); sys.exit('no module')")
+    with pytest.raises(UsageError, match=r"aiperf --version fails: no module"):
+        find_aiperf(broken)
+
+
+def test_export_aiperf_wants_a_directory(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert cli.main(["bench", "random", "--export-aiperf", str(file)]) == ExitStatus.USAGE
+    assert "is no directory" in capfd.readouterr().err
