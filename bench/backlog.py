@@ -25,6 +25,9 @@ has at most the variance of their sum. Growth below three standard deviations ma
 MIN_REQUESTS: Final = 20
 SETTLED: Final = 2.0
 """The first half has to last this many times as long as a request takes, or the queue was still filling up."""
+RISING: Final = 3.0
+"""Unless requests of the last quarter took this many times as long as those of the first: where nothing keeps up they
+take seven times as long, where a queue only fills up they take the same."""
 
 Times = npt.NDArray[np.int64]
 
@@ -63,8 +66,8 @@ def backlog(records: Sequence[RequestRecord]) -> Backlog | None:
         f"in the second half {arrived:,.2f} req/s arrived and {finished:,.2f} ended; {before} were open in the middle, "
         f"{after} at the last arrival"
     )
-    takes_s = _first_quarter_s(ended, start, last)
-    if half_s < SETTLED * takes_s:
+    takes_s, later_s = _quarter_s(ended, start, last, 0), _quarter_s(ended, start, last, 3)
+    if half_s < SETTLED * takes_s and later_s < RISING * takes_s:
         short = f"requests take {takes_s:.3g} s, half of the schedule {half_s:.3g} s: too short to tell"
         return Backlog(None, arrived, finished, growth, f"{detail}; {short}")
     limit = max(MAX_GROWTH * arrivals, SIGMAS * math.sqrt(max(0, before) + max(0, after)))
@@ -75,12 +78,12 @@ def _until(times: Times, moment: int) -> int:
     return int(np.searchsorted(times, moment, side="right"))
 
 
-def _first_quarter_s(ended: Sequence[RequestRecord], start: int, last: int) -> float:
-    """Median time from due to ended of the first quarter of the schedule: there an overloaded server has not yet made
-    the others wait long."""
+def _quarter_s(ended: Sequence[RequestRecord], start: int, last: int, quarter: int) -> float:
+    """Median time from due to ended of the requests that were due in one quarter of the schedule; 0 if none was."""
+    begin, end = start + quarter * (last - start) // 4, start + (quarter + 1) * (last - start) // 4
     times = [
         r.end_ns - r.scheduled_ns
         for r in ended
-        if r.scheduled_ns is not None and r.end_ns is not None and r.scheduled_ns <= start + (last - start) // 4
+        if r.scheduled_ns is not None and r.end_ns is not None and begin <= r.scheduled_ns <= end
     ]
-    return float(np.median(times)) / 1e9
+    return float(np.median(times)) / 1e9 if times else 0.0

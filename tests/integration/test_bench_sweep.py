@@ -1,0 +1,172 @@
+"""`atom bench sweep` as CI uses it: real processes and an emitter whose one chunk a tick makes the truth known."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atom.bench.rundir import RunDirectory, read_jsonl
+from tests.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+EMITTER = ROOT / "tests" / "benchmarks" / "emitter.py"
+LOAD = "--random-input-len 8 --random-output-len 4 --num-prompts 20 --cooldown 0 --quiet"
+
+SLOW = "--random-input-len 8 --random-output-len 6 --num-prompts 120 --cooldown 0"
+"""A second at C4, four seconds at C1."""
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of an emitter."""
+    file = tmp_path_factory.mktemp("emitter") / "port"
+    process = subprocess.Popen([sys.executable, str(EMITTER), "--port-file", str(file), "--tick-ms", "5"])
+    until(lambda: file.exists() and file.read_text() != "")
+    yield file.read_text()
+    process.terminate()
+    process.wait(20)
+
+
+def start(folder: Path, port: str, arguments: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT / ".src"), "COLUMNS": "140"}
+    env.pop("GITHUB_STEP_SUMMARY", None)
+    return subprocess.Popen(
+        [sys.executable, "-m", "atom.cli.main", "bench", "sweep", "--port", port, *arguments.split()],
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(folder: Path, port: str, arguments: str) -> tuple[int, str, str]:
+    process = start(folder, port, arguments)
+    output, errors = process.communicate(timeout=150)
+    assert "Traceback" not in errors
+    assert "fault in atom" not in errors
+    return process.returncode, output, errors
+
+
+def index_of(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((path / "sweep.json").read_text())
+    return content
+
+
+def test_list_until_an_objective_breaks_with_everything_it_writes(tmp_path: Path, port: str) -> None:
+    """Four tokens at 5 ms: every request takes about 20 ms, so throughput grows with concurrency, and it is what breaks
+    an objective here at a point that is known beforehand: above 150 req/s from C4 (4 ÷ 20 ms) on."""
+    outputs = "--json out.json --markdown out.md --junit out.xml --output-dir run"
+    arguments = f"--max-concurrency 1,2,16,64 --slo request_throughput<150 --failed-request-threshold 0.5 {outputs}"
+    status, _, errors = run(tmp_path, port, f"{arguments} {LOAD.replace('20', '120')}")
+    result = json.loads((tmp_path / "out.json").read_text())
+    states = {point["value"]: point["state"] for point in result["points"]}
+    assert 64 not in states
+    if status == 0:
+        assert states == {1: "met", 2: "met", 16: "broken"}
+        assert result["knee"]["value"] == 2
+    else:  # a machine too busy for evidence says so
+        assert status == 4, errors
+        assert "not known" in {point["state"] for point in result["points"]}
+    seeds = [point["seed"] for point in result["points"]]
+    assert len(set(seeds)) == len(seeds)
+    for point in result["points"]:
+        directory = RunDirectory.open(tmp_path / "run" / point["directory"])
+        assert directory.sealed
+        assert directory.read_summary()["figures"]["completed"]["value"] == 120
+        assert directory.read_run_json()["load"]["seed"] == point["seed"]
+        assert (directory.server / "process.jsonl").samefile(tmp_path / "run" / "server" / "process.jsonl")
+        assert directory.report_html.is_file()
+    assert "| C2" in (tmp_path / "out.md").read_text()
+    assert 'name="C16"' in (tmp_path / "out.xml").read_text()
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert page.count("<svg ") == 4
+    assert "<script" not in page
+
+
+def test_exit_status_when_the_lowest_point_breaks_and_below_a_gate(tmp_path: Path, port: str) -> None:
+    status, _, errors = run(tmp_path, port, f"--max-concurrency 1,2 --slo mean_e2el_ms<1 --output-dir low {LOAD}")
+    assert status == 3, errors
+    assert "C1, the lowest point" in errors
+    assert [point["value"] for point in index_of(tmp_path / "low")["points"]] == [1]
+    gate = f"--max-concurrency 1 --slo error_rate<=1% --fail-below 2 --output-dir gate {LOAD}"
+    status, _, errors = run(tmp_path, port, gate)
+    assert status == 3, errors
+    assert "below --fail-below 2" in errors
+
+
+def test_killed_sweep_is_resumed_where_it_was(tmp_path: Path, port: str) -> None:
+    """The point that was half done is measured again beside what there is of it, with other prompts."""
+    options = f"--max-concurrency 4,1 --slo error_rate<=1% {SLOW} --quiet"
+    process = start(tmp_path, port, f"{options} --output-dir run")
+    half = tmp_path / "run" / "arms" / "concurrency-1" / "run-1"
+    until_records(process, half)
+    process.kill()
+    process.communicate(timeout=60)
+    before = index_of(tmp_path / "run")
+    assert {point["value"] for point in before["points"]} == {4}
+    assert before["ended"] is None
+    status, _, errors = run(tmp_path, port, f"{options.replace('120', '100')} --resume run")
+    assert status == 2
+    assert "--num-prompts was 120, now it is 100" in errors
+    status, _, errors = run(tmp_path, port, f"{options} --resume run")
+    after = index_of(tmp_path / "run")
+    done = len(before["points"])
+    assert after["points"][:done] == before["points"]
+    assert after["points"][done]["directory"] == "arms/concurrency-1/run-2"
+    assert after["points"][done]["seed"] != RunDirectory.open(half).read_run_json()["load"]["seed"]
+    assert after["ended"] == "done"
+    assert not RunDirectory.open(half).sealed
+    assert status == {"valid": 0, "not valid": 4}[after["validity"]], errors
+
+
+def until_records(process: subprocess.Popen[str], run_dir: Path) -> None:
+    deadline = time.monotonic() + 90
+    while not list(read_jsonl(run_dir / "requests" / "0.jsonl")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_sweep_shows_the_points_it_has(tmp_path: Path, port: str, number: int, status: int) -> None:
+    process = start(tmp_path, port, f"--max-concurrency 4,1 {SLOW} --output-dir run")
+    half = tmp_path / "run" / "arms" / "concurrency-1" / "run-1"
+    until_records(process, half)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == status, errors
+    assert "Traceback" not in errors
+    assert "C4" in output
+    assert "INTERRUPTED" in output
+    assert {point["value"] for point in index_of(tmp_path / "run")["points"]} == {4}
+    assert RunDirectory.open(tmp_path / "run").read_run_json()["validity"] == "interrupted"
+    assert RunDirectory.open(half).read_summary()["validity"] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "say what is to grow"),
+        ("--max-concurrency 1,2 --request-rate 1,2", "both a list"),
+        ("--max-concurrency 1,2 --slo p99_tfft_ms<=5", "did you mean"),
+        ("--max-concurrency 1,64 --num-prompts 20", "cannot fill --max-concurrency 64"),
+        ("--max-concurrency 1,2 --resume nowhere", "no run directory"),
+        ("--max-concurrency auto --continue", "--continue is for a list"),
+    ],
+)
+def test_wrong_usage_is_one_line_before_anything_runs(tmp_path: Path, port: str, arguments: str, message: str) -> None:
+    status, _, errors = run(tmp_path, port, arguments)
+    assert status == 2
+    assert message in errors
+    assert errors.count("\n") == 1
+    assert not list(tmp_path.iterdir())

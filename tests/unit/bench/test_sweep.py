@@ -1,0 +1,324 @@
+"""Which point a sweep measures next, which one is the knee, what it is worth; objectives, backlogs, sweep.json."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atom.bench.backlog import backlog
+from atom.bench.records import RequestRecord
+from atom.bench.rundir import RunDirectory, Validity
+from atom.bench.slo import check_objectives, parse_objectives, percentiles_of
+from atom.bench.sweep import (
+    Plan,
+    Point,
+    State,
+    Swept,
+    conclude,
+    judge_point,
+    parse_plan,
+    point_label,
+    point_seed,
+)
+from atom.bench.sweep_index import SweepIndex, index_path
+from atom.recipes.errors import ExitStatus, UsageError
+
+
+def point(value: float, state: State = State.MET, *, tok_s: float = 1.0, e2el: float = 1.0, **more: Any) -> Point:
+    def figure(number: float) -> dict[str, Any]:
+        return {"value": number, "unit": "u", "n": 10, "definition": "d", "supported": True}
+
+    figures = {"completed": 10, "output_throughput": tok_s, "median_e2el_ms": e2el, "request_throughput": tok_s}
+    fields: dict[str, Any] = {
+        "value": value,
+        "attempt": 1,
+        "directory": f"arms/concurrency-{value:g}/run-1",
+        "seed": 1,
+        "validity": Validity.NOT_VALID if state is State.UNKNOWN else Validity.VALID,
+        "reasons": [],
+        "figures": {name: figure(number) for name, number in figures.items()},
+        "objectives": [],
+        "keeps_up": None,
+        "backlog": None,
+        "state": state,
+        "why": "" if state is State.MET else "why",
+    }
+    return Point(**{**fields, **more})
+
+
+def searched(plan: Plan, limit: float) -> list[Point]:
+    """The points of a search where everything above `limit` is too much."""
+    points: list[Point] = []
+    while (value := plan.next(points)) is not None:
+        points.append(point(value, State.MET if value <= limit else State.BROKEN))
+        assert len(points) < 100
+    return points
+
+
+@given(limit=st.integers(1, 4096), resolution=st.sampled_from([0.01, 0.1, 0.5]))
+def test_search_brackets_the_limit_as_closely_as_it_says(limit: int, resolution: float) -> None:
+    plan = parse_plan(Swept.CONCURRENCY, "auto", resolution=resolution, max_points=50, go_on=False, judged=True)
+    points = searched(plan, limit)
+    assert len({p.value for p in points}) == len(points)
+    assert all(p.value.is_integer() for p in points)
+    knee = conclude(plan, points, parse_objectives(["p99_ttft_ms<=1"])).knee
+    assert knee is not None
+    above = [p.value for p in points if p.state is State.BROKEN]
+    assert knee.value <= limit
+    if limit < 4096:
+        assert min(above) - knee.value == 1 or min(above) / knee.value - 1 <= resolution
+
+
+@given(limit=st.floats(0.6, 5000), resolution=st.sampled_from([0.01, 0.1]))
+def test_search_of_a_rate(limit: float, resolution: float) -> None:
+    plan = parse_plan(Swept.RATE, "auto:0.5-10000", resolution=resolution, max_points=50, go_on=False, judged=True)
+    points = searched(plan, limit)
+    met, above = ([p.value for p in points if (p.state is State.MET) == wanted] for wanted in (True, False))
+    assert max(met) <= limit < min(above)
+    assert min(above) / max(met) - 1 <= resolution
+
+
+def test_list_stops_at_the_first_that_is_too_much_unless_told_to_go_on() -> None:
+    def run(go_on: bool) -> list[float]:
+        plan = parse_plan(Swept.CONCURRENCY, "1,2,4,8", resolution=0.1, max_points=9, go_on=go_on, judged=True)
+        points: list[Point] = []
+        while (value := plan.next(points)) is not None:
+            points.append(point(value, State.MET if value < 2 else State.BROKEN))
+        return [p.value for p in points]
+
+    assert run(False) == [1, 2]
+    assert run(True) == [1, 2, 4, 8]
+
+
+def test_point_without_evidence_is_measured_once_more_and_never_the_knee() -> None:
+    plan = parse_plan(Swept.CONCURRENCY, "1,2,4", resolution=0.1, max_points=9, go_on=False, judged=True)
+    slo = parse_objectives(["p99_ttft_ms<=1"])
+    points = [point(1), point(2, State.UNKNOWN)]
+    assert plan.next(points) == 2
+    again = [*points, point(2, attempt=2)]
+    assert plan.next(again) == 4
+    assert conclude(plan, [*again, point(4)], slo).status is ExitStatus.OK
+    twice = [*points, point(2, State.UNKNOWN, attempt=2)]
+    assert plan.next(twice) == 4
+    between = conclude(plan, [*twice, point(4)], slo)
+    assert (between.status, between.knee is not None and between.knee.value) == (ExitStatus.OK, 4)
+    last = conclude(plan, [*twice, point(4, State.BROKEN)], slo)
+    assert (last.status, last.validity) == (ExitStatus.INVALID, Validity.NOT_VALID)
+    assert last.knee is not None
+    assert last.knee.value == 1
+    assert "at least C1" in last.reasons[0]
+
+
+def test_search_ends_where_there_is_no_evidence() -> None:
+    plan = parse_plan(Swept.CONCURRENCY, "auto", resolution=0.1, max_points=9, go_on=False, judged=True)
+    points = [point(1), point(2, State.UNKNOWN), point(2, State.UNKNOWN)]
+    assert plan.next(points) is None
+
+
+@pytest.mark.parametrize(
+    ("points", "fail_below", "status"),
+    [
+        ([point(1), point(2)], None, ExitStatus.OK),
+        ([point(1, State.BROKEN)], None, ExitStatus.GATE),
+        ([point(1, State.BROKEN, validity=Validity.NOT_VALID)], None, ExitStatus.INVALID),
+        ([point(1, State.UNKNOWN)], None, ExitStatus.INVALID),
+        ([point(1), point(2), point(4, State.BROKEN)], 2, ExitStatus.OK),
+        ([point(1), point(2), point(4, State.BROKEN)], 3, ExitStatus.GATE),
+        ([point(1), point(2), point(4, State.UNKNOWN)], 2, ExitStatus.OK),
+        ([point(1), point(2), point(4, State.UNKNOWN)], 3, ExitStatus.INVALID),
+        ([point(1, State.BROKEN)], 3, ExitStatus.GATE),
+        ([], None, ExitStatus.FAILED),
+    ],
+)
+def test_status(points: list[Point], fail_below: float | None, status: ExitStatus) -> None:
+    plan = Plan(swept=Swept.CONCURRENCY, values=(1, 2, 4))
+    assert conclude(plan, points, parse_objectives(["p99_ttft_ms<=1"]), fail_below).status is status
+
+
+def test_knee_by_curvature_is_where_throughput_stops_to_pay() -> None:
+    """Throughput of a server that saturates at 1,000 tok/s: latency rises from there on."""
+    plan = Plan(swept=Swept.CONCURRENCY, judged=False)
+    points: list[Point] = []
+    while (value := plan.next(points)) is not None:
+        rate = min(100 * value, 1000.0)
+        points.append(point(value, tok_s=rate, e2el=1000 * value * 10 / rate))
+    assert [p.value for p in points] == [1, 2, 4, 8, 16, 32]
+    conclusion = conclude(plan, points, [])
+    assert conclusion.knee is not None
+    assert conclusion.knee.value in (8, 16)
+    assert conclusion.knee.how == "curvature"
+    assert conclude(plan, points[:2], []).knee is None, "two points have no curvature"
+
+
+def test_every_point_has_prompts_of_its_own_and_the_seed_decides() -> None:
+    seeds = [point_seed(0, Swept.CONCURRENCY, value, attempt) for value in (1, 2, 4) for attempt in (1, 2)]
+    assert len(set(seeds)) == 6
+    assert seeds == [point_seed(0, Swept.CONCURRENCY, value, attempt) for value in (1, 2, 4) for attempt in (1, 2)]
+    assert point_seed(1, Swept.CONCURRENCY, 1, 1) not in seeds
+    assert point_label(Swept.RATE, 2.5) == "rate-2.5"
+
+
+@pytest.mark.parametrize(
+    ("swept", "text", "message"),
+    [
+        (Swept.CONCURRENCY, "1,2,x", "whole numbers"),
+        (Swept.CONCURRENCY, "1,2.5", "whole numbers"),
+        (Swept.CONCURRENCY, "0,1", "whole numbers"),
+        (Swept.CONCURRENCY, "1,1", "twice"),
+        (Swept.RATE, "1,-2", "positive rates"),
+        (Swept.RATE, "nan,1", "positive rates"),
+        (Swept.RATE, "inf,1", "positive rates"),
+        (Swept.CONCURRENCY, "auto:8-4", "end above"),
+        (Swept.CONCURRENCY, "auto:x", "whole numbers"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_with_their_flag(swept: Swept, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as error:
+        parse_plan(swept, text, resolution=0.1, max_points=9, go_on=False, judged=True)
+    assert str(error.value).startswith(swept.flag)
+
+
+@pytest.mark.parametrize(
+    ("text", "figure", "limit"),
+    [
+        ("p99_ttft_ms<=500", "p99_ttft_ms", 500),
+        ("ttft_p99 <= 0.5s", "p99_ttft_ms", 500),
+        ("p99.9_itl_ms<50ms", "p99.9_itl_ms", 50),
+        ("error_rate<=1%", "error_rate", 0.01),
+        ("output_throughput>=100", "output_throughput", 100),
+        ("mean_tpot_ms > 1", "mean_tpot_ms", 1),
+    ],
+)
+def test_objectives(text: str, figure: str, limit: float) -> None:
+    one = parse_objectives([text])[0]
+    assert (one.figure, one.limit) == (figure, pytest.approx(limit))
+    assert parse_objectives([one.expression]) == [one]
+    above, below = (check_objectives([one], {figure: limit * factor})[0].met for factor in (2, 0.5))
+    assert {above, below} == {True, False}
+    assert check_objectives([one], {})[0].met is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("p99_ttft_ms=500", "must look like"),
+        ("p99_ttft_ms<=", "must look like"),
+        ("p99_tftt_ms<=5", "did you mean"),
+        ("p0_ttft_ms<=5", "between 0 and 100"),
+        ("p99_ttft_ms<=5%", "no %"),
+        ("completed>=5ms", "is in requests"),
+    ],
+)
+def test_objectives_that_cannot_be_are_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_objectives([text])
+
+
+def test_percentiles_of_objectives_are_computed() -> None:
+    assert percentiles_of(parse_objectives(["p95_ttft_ms<=1", "itl_p99.9<=1", "error_rate<=1%"])) == [95.0, 99.9]
+
+
+def test_judging_a_point() -> None:
+    def summary(validity: str = "valid", completed: int = 10, failed: int = 0, ttft: float | None = 5.0) -> Any:
+        values = {"completed": completed, "failed": failed, "p99_ttft_ms": ttft}
+        figures = {name: {"value": value} for name, value in values.items()}
+        return {"figures": figures, "validity": validity, "reasons": ["r"], "load": {"failed_request_threshold": 0.1}}
+
+    slo = parse_objectives(["p99_ttft_ms<=6", "error_rate<=5%"])
+    assert judge_point(summary(), slo, None)[:2] == (State.MET, "")
+    assert judge_point(summary(ttft=7), slo, None)[:2] == (State.BROKEN, "breaks p99_ttft_ms<=6")
+    assert judge_point(summary(failed=1), slo, None)[:2] == (State.BROKEN, "breaks error_rate<=0.05")
+    assert judge_point(summary("not valid", failed=5), slo, None)[:2] == (State.BROKEN, "5 of 15 requests failed")
+    assert judge_point(summary("failed", completed=0, failed=5), slo, None)[0] is State.BROKEN
+    assert judge_point(summary("not valid"), slo, None)[:2] == (State.UNKNOWN, "r")
+    assert judge_point(summary(ttft=None), slo, None)[0] is State.UNKNOWN
+
+
+def queue(rate: float, capacity: float, seconds: float, seed: int) -> list[RequestRecord]:
+    """Requests that arrive at random and are served one after the other, `capacity` a second."""
+    rng = random.Random(seed)
+    now, free, records = 0.0, 0.0, []
+    while (now := now + rng.expovariate(rate)) < seconds:
+        free = max(free, now) + 1 / capacity
+        times = {"scheduled_ns": int(now * 1e9), "sent_ns": int(now * 1e9), "end_ns": int(free * 1e9)}
+        records.append(RequestRecord(index=len(records), **times))
+    return records
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 10_000), load=st.floats(0.05, 0.8))
+def test_server_that_keeps_up_is_not_called_overloaded(seed: int, load: float) -> None:
+    found = backlog(queue(100 * load, 100, 60, seed))
+    assert found is not None
+    assert found.keeps_up is not False
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 10_000), load=st.floats(1.3, 10))
+def test_overload_is_seen(seed: int, load: float) -> None:
+    found = backlog(queue(100 * load, 100, 30, seed))
+    assert found is not None
+    assert found.keeps_up is False
+    assert found.finished < found.arrived
+
+
+def test_too_short_a_schedule_tells_nothing() -> None:
+    long = [
+        RequestRecord(index=i, scheduled_ns=i * 10_000_000, sent_ns=i * 10_000_000, end_ns=5_000_000_000 + i)
+        for i in range(100)
+    ]
+    for records in (long, long[:10]):
+        found = backlog(records)
+        assert found is not None
+        assert found.keeps_up is None
+    assert backlog([RequestRecord(index=0, sent_ns=1, end_ns=2)]) is None
+
+
+def index() -> SweepIndex:
+    plan = Plan(swept=Swept.CONCURRENCY, values=(1, 2))
+    options = {"--seed": 0, "--random-input-len": 8}
+    slo = parse_objectives(["p99_ttft_ms<=5"])
+    points = [point(1, objectives=check_objectives(slo, {"p99_ttft_ms": 4}))]
+    return SweepIndex(plan=plan, objectives=slo, fail_below=2.0, options=options, points=points, sessions=1)
+
+
+def test_index_comes_back_and_names_what_differs(tmp_path: Path) -> None:
+    run_dir, written = RunDirectory(tmp_path), index()
+    written.write(run_dir, conclude(written.plan, written.points, written.objectives))
+    assert SweepIndex.read(run_dir) == written
+    assert written.difference(written.options) is None
+    assert written.difference({"--seed": 1, "--random-input-len": 8}) == "--seed was 0, now it is 1"
+    assert written.difference({"--seed": 0}) == "--random-input-len was 8, now it is not given"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("plan", None),
+        ("plan", {"swept": "nothing"}),
+        ("slo", [1]),
+        ("points", [{}]),
+        ("points", 5),
+        ("options", []),
+        ("sessions", -1),
+        ("schema_version", "9.0"),
+        ("directory", "arms/../../etc/run-1"),
+        ("figures", {"completed": {"value": "many"}}),
+        ("state", "splendid"),
+        ("value", "NaN"),
+    ],
+)
+def test_damaged_index_is_a_usage_error_that_names_the_file(tmp_path: Path, field: str, value: Any) -> None:
+    run_dir = RunDirectory(tmp_path)
+    index().write(run_dir)
+    content = json.loads(index_path(run_dir).read_text())
+    (content if field in content else content["points"][0])[field] = value
+    index_path(run_dir).write_text(json.dumps(content))
+    with pytest.raises(UsageError, match=r"sweep\.json"):
+        SweepIndex.read(run_dir)
