@@ -158,7 +158,7 @@ def _drawn(line: Line, x_axis: _Axis, y_axis: _Axis, labels: _Labels, width: flo
     places = [(x_axis.at(mark.x), y_axis.at(mark.y), mark) for mark in line.marks]
     path = "".join(f"{'L' if i else 'M'}{x:.1f} {y:.1f}" for i, (x, y, _) in enumerate(places))
     parts = [f'<path d="{path}" fill="none" stroke="{line.color}" stroke-width="1.6" stroke-linejoin="round"/>']
-    for x, y, mark in sorted(places, key=lambda place: not place[2].knee):
+    for x, y, mark in places:
         shapes = {
             "dot": f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.4" fill="{line.color}"/>',
             "ring": f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.6" fill="var(--card)" stroke="{line.color}"/>',
@@ -168,6 +168,7 @@ def _drawn(line: Line, x_axis: _Axis, y_axis: _Axis, labels: _Labels, width: flo
         if mark.knee:
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="8" fill="none" class="knee" stroke-width="2"/>')
         parts.append(f"{shapes[mark.shape]}</g>")
+    for x, y, mark in sorted(places, key=lambda place: not place[2].knee):  # over the shapes, the knee's first
         if mark.label and (place := labels.place(x, y, mark.label, width)) is not None:
             parts.append(_text(*place, mark.label, "start", "mark"))
     return parts

@@ -88,11 +88,13 @@ def _charts(index: SweepIndex, conclusion: Conclusion) -> list[str]:
     grows = "concurrency (requests at once)" if swept is Swept.CONCURRENCY else "requested rate (req/s)"
 
     def over(name: str, label: str, color: str, *, x: str | None = None, labels: bool = False) -> Line:
+        """`labels`: name the points; where their values stand on the axis, the knee alone."""
         marks = []
         for point in points:
             at, y = (point.value if x is None else point.figure(x)), point.figure(name)
             if at is not None and y is not None:
-                marks.append(_mark(index, conclusion, point, at, y, label, labels))
+                labelled = labels and (x is not None or _is_knee(conclusion, point))
+                marks.append(_mark(index, conclusion, point, at, y, label, labelled))
         return Line(label, color, marks)
 
     def limits(*names: str) -> list[tuple[float, str]]:
@@ -122,10 +124,14 @@ def _mark(
     index: SweepIndex, conclusion: Conclusion, point: Point, x: float, y: float, label: str, labelled: bool
 ) -> Mark:
     name = index.plan.swept.show(point.value)
-    knee = conclusion.knee is not None and conclusion.knee.value == point.value
+    knee = _is_knee(conclusion, point)
     title = f"{name}: {label} {_number(y)}" + (f" ({point.why})" if point.why else "")
     text = (f"{name} knee" if knee else name) if labelled else ""
     return Mark(x, y, _SHAPES[point.state], text, title, knee)
+
+
+def _is_knee(conclusion: Conclusion, point: Point) -> bool:
+    return conclusion.knee is not None and conclusion.knee.value == point.value
 
 
 def _card(name: str, caption: str, chart: Chart) -> str:
@@ -142,7 +148,7 @@ def _table(index: SweepIndex, conclusion: Conclusion) -> str:
     head = "".join(f'<th class="num">{escape(label)}</th>' for _, label in columns)
     rows = []
     for point in points:
-        knee = conclusion.knee is not None and conclusion.knee.value == point.value
+        knee = _is_knee(conclusion, point)
         cells = "".join(f'<td class="num">{escape(_cell(point, name))}</td>' for name, _ in columns)
         directory = escape(point.directory)
         verdict = {State.MET: "yes", State.BROKEN: "no", State.UNKNOWN: "NOT VALID"}[point.state]

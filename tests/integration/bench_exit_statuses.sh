@@ -114,6 +114,28 @@ case_usage() {
     expect 2 nowhere atom report nowhere
 }
 
+# The same through the launcher of an MPI job: the status of the job is the one of the command.
+case_ranks() {
+    local ranks="mpiexec -n 2 atom bench random"
+    expect 0 ok $ranks --port "$GOOD" $quick --output-dir ok
+    [ "$(atom get ok completed)" = 12 ] || fail "not 12 are completed"
+    expect 1 all $ranks --port "$ALL" $quick --output-dir all
+    expect 4 some $ranks --port "$SOME" $quick --output-dir some
+    expect 2 flag $ranks --port "$GOOD" $quick --no-such-flag
+}
+
+# Ctrl-C reaches the launcher, which hands it on.
+case_ranks_interrupted() {
+    mpiexec -n 2 atom bench random --port "$GOOD" $long --output-dir run > run.out 2> run.err &
+    local pid=$!
+    wait_for_records run "$pid"
+    kill -s INT "$pid"
+    wait "$pid"
+    local status=$?
+    [ "$status" -eq 130 ] || fail "ended with $status, not 130: $(cat run.err)"
+    check_partial run
+}
+
 case=$1
 cd "$(mktemp -d "${TMPDIR:-/tmp}/$case.XXXXXX")" || exit 1
 "case_$case"

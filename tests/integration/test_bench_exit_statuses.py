@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,7 +28,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m atom.cli.main "$@"\n')
     command.chmod(0o755)
     processes = []
-    env = {**os.environ, "PYTHONPATH": str(ROOT / ".src"), "PATH": f"{command.parent}:{os.environ['PATH']}"}
+    path = ":".join(
+        [str(command.parent), str(Path(sys.executable).parent), os.environ["PATH"]]
+    )  # mpiexec is beside Python
+    env = {**os.environ, "PYTHONPATH": str(ROOT / ".src"), "PATH": path}
     env.pop("GITHUB_STEP_SUMMARY", None)
     for name, options in SERVERS.items():
         port = folder / name
@@ -56,6 +60,18 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     ],
 )
 def test_exit_status(case: str, environment: dict[str, str], tmp_path: Path) -> None:
+    run_case(case, environment, tmp_path)
+
+
+@pytest.mark.parametrize("case", ["ranks", "ranks_interrupted"])
+def test_exit_status_of_an_mpi_job(case: str, environment: dict[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py")
+    if shutil.which("mpiexec", path=environment["PATH"]) is None:
+        pytest.skip("no mpiexec on this machine")
+    run_case(case, environment, tmp_path)
+
+
+def run_case(case: str, environment: dict[str, str], tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", str(SCRIPT), case],
         env={**environment, "TMPDIR": str(tmp_path)},
