@@ -235,7 +235,7 @@ def test_latest_is_the_newest_run_of_the_default_place(tmp_path: Path, port: str
     atom bench random --port {port} {QUICK} --quiet --output-dir elsewhere
     atom bench random --port 1 --quiet
     readlink atom-runs/latest
-    atom get atom-runs/latest itl_p50_ms && atom report atom-runs/latest --quiet && ls -A atom-runs
+    atom get atom-runs/latest itl_p50_ms; atom report atom-runs/latest --quiet; ls -A atom-runs
     """
     done = shell(script, tmp_path)
     first, second, third, figure, *names = done.stdout.splitlines()
