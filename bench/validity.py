@@ -178,7 +178,7 @@ def _little(recorded: tuple[int, int], wall_s: float, busy_ns: int | None) -> Ch
     name = "littles_law"
     sent, total_ns = recorded
     if busy_ns is None:
-        return Check(name, None, "not checked: the run did not come to its end")
+        return Check(name, None, "not checked: the client did not end, or counts no requests as they run")
     if sent < LITTLE_MIN_REQUESTS:
         return Check(name, None, f"not checked: {sent} requests were sent, {LITTLE_MIN_REQUESTS} are needed")
     latency_s = total_ns / 1e9 / sent
