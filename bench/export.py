@@ -67,6 +67,7 @@ def vllm_result(
         "git": run.get("git"),
         "recipe": run.get("recipe"),
         "accuracy": summary.get("accuracy"),
+        "agentic": summary.get("agentic"),
         "figures": summary["figures"],
     }
     return result

@@ -91,8 +91,9 @@ def _title(summary: Mapping[str, Any]) -> str:
         parts.append(shape)
     if source.get("shape"):
         parts.append(source["shape"])
-    if load.get("max_concurrency"):
-        parts.append(f"C{load['max_concurrency']}")
+    concurrency = load.get("max_concurrency") or load.get("concurrency")
+    if concurrency:
+        parts.append(f"C{concurrency}")
     if load.get("request_rate") not in (None, "inf"):
         parts.append(f"{load['request_rate']:g} req/s")
     if (ramp := load.get("ramp")) is not None:
