@@ -186,6 +186,8 @@ def _check(given: Given) -> None:
         raise UsageError("--save-result is for one load; a sweep writes sweep.json, and --json PATH")
     if given["export_aiperf"] is not None:
         raise UsageError("--export-aiperf is for one load; a sweep has many")
+    if given["ctx"].get_parameter_source("percentile_metrics").name == "COMMANDLINE":
+        raise UsageError("--percentile-metrics is for one load; every point of a sweep has all of them")
     for flag, value, low, high in (
         ("--resolution", given["resolution"], 0.001, 1.0),
         ("--max-points", given["max_points"], 1, 1000),

@@ -35,7 +35,7 @@ def publish_sweep(run_dir: RunDirectory, index: SweepIndex, conclusion: Conclusi
     tables = sweep_tables(run_dir, index, conclusion)
     attempt(lambda: write_sweep_page(run_dir, index, conclusion, tables[0].title, tables[0].notes))
     place = Table("", (), (), [f"report: {run_dir.report_html}"])
-    text = json.dumps(_document(run_dir, summary), indent=2, allow_nan=False) + "\n"
+    text = json.dumps(_document(run_dir, summary, output), indent=2, allow_nan=False) + "\n"
     for path in output.json:
         attempt(partial(write_or_print, path, text))
     if output.markdown is not None:
@@ -104,10 +104,11 @@ def sweep_summary(run_dir: RunDirectory, index: SweepIndex, conclusion: Conclusi
     }
 
 
-def _document(run_dir: RunDirectory, summary: Mapping[str, Any]) -> dict[str, Any]:
+def _document(run_dir: RunDirectory, summary: Mapping[str, Any], output: Output) -> dict[str, Any]:
     """sweep.json and the summary in one."""
     content: dict[str, Any] = json.loads(index_path(run_dir).read_text(encoding="utf-8"))
-    return {**content, **summary, "run_directory": str(run_dir.path.absolute())}
+    place = str(run_dir.path.absolute())
+    return {"label": output.label, **output.metadata, **content, **summary, "run_directory": place}
 
 
 def sweep_tables(run_dir: RunDirectory, index: SweepIndex, conclusion: Conclusion) -> list[Table]:

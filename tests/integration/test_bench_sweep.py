@@ -65,7 +65,7 @@ def index_of(path: Path) -> dict[str, Any]:
 def test_list_until_an_objective_breaks_with_everything_it_writes(tmp_path: Path, port: str) -> None:
     """Four tokens at 5 ms: every request takes about 20 ms, so throughput grows with concurrency, and it is what breaks
     an objective here at a point that is known beforehand: above 150 req/s from C4 (4 ÷ 20 ms) on."""
-    outputs = "--json out.json --markdown out.md --junit out.xml --output-dir run"
+    outputs = "--label x --metadata k=v --json out.json --markdown out.md --junit out.xml --output-dir run"
     arguments = f"--max-concurrency 1,2,16,64 --slo request_throughput<150 --failed-request-threshold 0.5 {outputs}"
     status, _, errors = run(tmp_path, port, f"{arguments} {LOAD.replace('20', '120')}")
     result = json.loads((tmp_path / "out.json").read_text())
@@ -77,6 +77,7 @@ def test_list_until_an_objective_breaks_with_everything_it_writes(tmp_path: Path
     else:  # a machine too busy for evidence says so
         assert status == 4, errors
         assert "not known" in {point["state"] for point in result["points"]}
+    assert (result["label"], result["k"]) == ("x", "v")
     seeds = [point["seed"] for point in result["points"]]
     assert len(set(seeds)) == len(seeds)
     for point in result["points"]:
@@ -162,6 +163,7 @@ def test_interrupted_sweep_shows_the_points_it_has(tmp_path: Path, port: str, nu
         ("--max-concurrency 1,64 --num-prompts 20", "cannot fill --max-concurrency 64"),
         ("--max-concurrency 1,2 --resume nowhere", "no run directory"),
         ("--max-concurrency auto --continue", "--continue is for a list"),
+        ("--max-concurrency 1,2 --percentile-metrics ttft", "every point of a sweep has all"),
     ],
 )
 def test_wrong_usage_is_one_line_before_anything_runs(tmp_path: Path, port: str, arguments: str, message: str) -> None:
