@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from atom.bench.agentic.load import AgenticLoad
+from atom.bench.agentic.model import Agent
 from atom.bench.agentic.tags import AgentTags
 from atom.bench.agentic.theory import Hits, session_hits
 from atom.bench.aiperf_export import RECORDS_FILE, SUMMARY_FILE
@@ -51,8 +52,6 @@ class _Place:
 
     agent: str
     depth: int
-    parent: str | None
-    """Name of the agent that spawned it; None for the main one."""
     input_len: int
     output_len: int
     hits: Hits
@@ -65,7 +64,7 @@ def import_records(
     """Write requests/aiperf.jsonl and client/aiperf.jsonl of `run_dir` from AIPerf's artifacts in `folder`."""
     imported = Imported(facts=_facts(folder))
     names, places = _Names(), _Places(load)
-    damaged = 0
+    damaged = unmatched = 0
     with run_dir.requests_writer(WORKER) as requests:
         for index, line in enumerate(read_jsonl(folder / RECORDS_FILE)):
             try:
@@ -74,11 +73,12 @@ def import_records(
                 damaged += 1
                 continue
             requests.append_line(record.to_line())
+            unmatched += "theoretical_blocks" not in (record.tags or {})
             if record.phase == MEASURED:
                 _count(imported, record)
                 places.note(record)
     imported.start_ns = _start(folder, clock) or imported.start_ns
-    imported.facts["unreadable_lines"] = damaged
+    imported.facts |= {"unreadable_lines": damaged, "requests_of_no_known_turn": unmatched}
     _write_bounds(run_dir, imported, places.finished, stopped)
     return imported
 
@@ -178,6 +178,17 @@ class _Names:
         return None if correlation is None else self._conversations.get(correlation)
 
 
+def _conversations(trace: str, agent: Agent) -> list[str]:
+    """What AIPerf may call an agent. Those that a recording does not name are agents (`fa`) or helpers (`aux`) to it,
+    or members of a group (`wg`), whose numbers are not known here."""
+    if agent.parent is None:
+        return [trace]
+    owner, mark, number = agent.name.rpartition("fa:")
+    if not mark:
+        return [f"{trace}::sa:{agent.name}"]
+    return [f"{trace}::{f'sa:{owner}' if owner else ''}{kind}:{number}" for kind in ("fa", "aux")]
+
+
 class _Places:
     """Turns of the recordings by AIPerf's (conversation, turn)."""
 
@@ -189,12 +200,11 @@ class _Places:
         for session in load.sessions:
             hits = session_hits(session)
             for a, agent in enumerate(session.agents):
-                name = session.name if agent.parent is None else f"{session.name}::sa:{agent.name}"
-                parent = None if agent.parent is None else session.agents[agent.parent].name
                 for k, turn in enumerate(agent.turns):
-                    self._found[name, k] = _Place(
-                        agent.name, agent.depth, parent, turn.input_len, turn.output_len, hits[a][k], session.block_size
+                    place = _Place(
+                        agent.name, agent.depth, turn.input_len, turn.output_len, hits[a][k], session.block_size
                     )
+                    self._found |= {(name, k): place for name in _conversations(session.name, agent)}
 
     def note(self, record: RequestRecord) -> None:
         tags = AgentTags.of(record)
@@ -239,6 +249,7 @@ def _record(index: int, line: Mapping[str, Any], clock: WallClock, names: _Names
     if record.tags is not None:
         record.session = names.of(meta["x_correlation_id"])
     if outcome == Outcome.FAILED:
+        assert error is not None
         record.status = error.get("code")
         record.error_class, record.error_message = str(error.get("type") or "error"), str(error.get("message") or "")
     if outcome == Outcome.COMPLETED:
@@ -262,20 +273,23 @@ def _times(record: RequestRecord, values: Mapping[str, Any]) -> None:
 
 def _tags(meta: Mapping[str, Any], place: _Place | None, names: _Names, warm: bool) -> dict[str, Any] | None:
     trace, root = meta.get("source_trace_id"), meta.get("root_correlation_id")
-    if place is None or trace is None or root is None:
+    if trace is None or root is None:
         return None
     tree = names.tree(root, trace)
-    names.conversation(meta["x_correlation_id"], tree, place.agent, place.depth)
-    parent = None
-    if place.parent is not None:
-        parent = names.of(meta.get("parent_correlation_id")) or tree
-    return {
-        "kind": "warmup" if warm else "subagent" if place.depth else "turn",
+    depth = int(meta.get("agent_depth") or 0)
+    agent = place.agent if place is not None else str(meta["conversation_id"]).partition("::")[2] or "main"
+    names.conversation(meta["x_correlation_id"], tree, agent, depth)
+    tags = {
+        "kind": "warmup" if warm else "subagent" if depth else "turn",
         "trace": trace,
-        "agent": place.agent,
-        "depth": place.depth,
+        "agent": agent,
+        "depth": depth,
         "root": tree,
-        "parent": parent,
+        "parent": (names.of(meta.get("parent_correlation_id")) or tree) if depth else None,
+    }
+    if place is None:
+        return tags
+    return tags | {
         "trace_input_len": place.input_len,
         "theoretical_cached_blocks": place.hits.cached,
         "theoretical_blocks": place.hits.total,

@@ -14,6 +14,7 @@ from atom.bench.agentic.aiperf_records import WORKER, import_records
 from atom.bench.agentic.generate import GenerateConfig, generate_traces
 from atom.bench.agentic.load import AgenticLoad
 from atom.bench.agentic.theory import session_hits
+from atom.bench.agentic.weka import parse_trace
 from atom.bench.aiperf_export import RECORDS_FILE, SUMMARY_FILE, export_aiperf
 from atom.bench.load import Api
 from atom.bench.records import MEASURED, WARMUP, Outcome, RequestRecord, read_records
@@ -269,11 +270,49 @@ def test_failures_cancellations_and_other_conversations(tmp_path: Path) -> None:
     assert [record.phase for record in records] == [WARMUP, MEASURED, MEASURED, MEASURED]
     assert [record.outcome for record in records] == ["completed", "failed", "cancelled", "completed"]
     assert records[1].error_message == error["message"]
-    assert records[3].tags is None
+    assert "theoretical_blocks" not in (records[3].tags or {})
+    assert result.facts["requests_of_no_known_turn"] == 1
     assert (result.completed, result.failed, result.cancelled) == (1, 1, 1)
     end = list(read_jsonl(run_dir.client / f"{WORKER}.jsonl"))[-1]
     assert end["interrupted"] is True
     assert end["running_integral_ns"] is None
+
+
+def test_agents_that_a_recording_does_not_name(tmp_path: Path) -> None:
+    """Found by both in the same way, under other names; members of a group have numbers that are not known here."""
+    requests = [
+        {"t": float(i), "type": "s", "model": "m", "in": 160, "out": 9, "hash_ids": ids, "api_time": 5.0}
+        for i, ids in enumerate(
+            [list(range(10)), list(range(100, 110)), [*range(10), 11], [*range(100, 110), 111], [*range(10), 11, 12]]
+        )
+    ]
+    trace = {"id": "t", "models": ["m"], "block_size": 16, "hash_id_scope": "local", "requests": requests}
+    session = parse_trace(trace, "here")
+    assert session is not None
+    folder = tmp_path / "artifacts"
+    folder.mkdir()
+    meta = {
+        "conversation_id": "t::aux:000",
+        "agent_depth": 1,
+        "parent_correlation_id": "root-t",
+        "x_correlation_id": "a",
+    }
+    group = {**meta, "conversation_id": "t::wg:000_001", "x_correlation_id": "b"}
+    lines = [
+        aiperf_line("t", None, 0),
+        aiperf_line("t", None, 0, metadata=meta),
+        aiperf_line("t", None, 0, metadata=group),
+    ]
+    (folder / RECORDS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run_dir = RunDirectory(tmp_path / "run")
+    load = AgenticLoad(sessions=(session,), api=Api.CHAT, model="m", concurrency=1)
+    result = import_records(run_dir, folder, load, WallClock(START, UNIX), stopped=False)
+    main, helper, member = (record.tags or {} for record in read_records(run_dir))
+    assert [agent.name for agent in session.agents] == ["main", "fa:000"]
+    assert (main["depth"], helper["agent"], helper["depth"], helper["theoretical_blocks"]) == (0, "fa:000", 1, 10)
+    assert (member["agent"], member["depth"], member["parent"]) == ("wg:000_001", 1, "0:t")
+    assert "theoretical_blocks" not in member
+    assert result.facts["requests_of_no_known_turn"] == 1
 
 
 def test_a_session_is_finished_when_its_main_agent_is(tmp_path: Path) -> None:
