@@ -64,8 +64,10 @@ class WorkQueue:
                 self._do(waiting.popleft().parse)
             if monotonic_ns() >= end and self.backlog < BACKLOG_BYTES:
                 break
-        while self._later and monotonic_ns() < end:
+        while self._later:  # one at least: under a load that never lets up they would pile up
             self._do(self._later.popleft())
+            if monotonic_ns() >= end:
+                break
         if self._parse or self._later:
             self._loop.call_soon(self._slice)
         else:

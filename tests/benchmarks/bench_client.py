@@ -146,7 +146,7 @@ def truth(setup: Setup, streams: int) -> None:
             "mean_ttft_ms": {"emitter": ttft.mean(), "client": figures["mean_ttft_ms"]},
             "late_us": dict(zip(("p1", "p50", "p99"), late_us.tolist(), strict=True)),
             "coalesced_share": figures["coalesced_share"],
-            "cpu_us_per_chunk": got.cpu_s / (len(records) * TOKENS) * 1e6,
+            "cpu_us_per_chunk": got.cpu_s / ((len(records) + streams) * TOKENS) * 1e6,  # with those of the warm-up
             "client_cpu_share": figures["client_cpu_share"],
             "stamps": _stamps(got.run_dir),
             "not_valid": got.reasons,
@@ -247,7 +247,7 @@ def hold(setup: Setup, per_second: float, seconds: float) -> None:
         emitter = Emitter(setup, folder, "--tick-ms", str(TICK_MS))
         try:
             requests = round(per_second * seconds)
-            got = load(setup, emitter.url, folder, requests=requests, tokens=10, rate=per_second)
+            got = load(setup, emitter.url, folder, requests=requests, tokens=5, rate=per_second)
         finally:
             emitter.close()
         sent = sorted((r.scheduled_ns, r.sent_ns) for r in read_records(got.run_dir) if r.sent_ns is not None)

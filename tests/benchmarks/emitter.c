@@ -426,8 +426,15 @@ static void serve(void) {
     static struct epoll_event events[1024];
     int64_t next_tick = now_ns() + tick_ns;
     while (!stopped) {
-        int64_t wait_ns = next_tick - now_ns() - SPIN_NS; /* the last millisecond is spent polling */
-        int count = epoll_wait(epoll_fd, events, 1024, full_rate ? 1000 : wait_ns > 0 ? (int)(wait_ns / 1000000) : 0);
+        /* With streams open, the last millisecond before a tick is spent polling; without any, there are no ticks. */
+        int64_t wait_ns = next_tick - now_ns() - SPIN_NS;
+        int wait_ms = full_rate || open_count == 0 ? 1000 : wait_ns > 0 ? (int)(wait_ns / 1000000) : 0;
+        int count = epoll_wait(epoll_fd, events, 1024, wait_ms);
+        if (open_count == 0) {
+            int64_t now = now_ns();
+            while (next_tick <= now)
+                next_tick += tick_ns;
+        }
         for (int i = 0; i < count; i++) {
             int fd = events[i].data.fd;
             Connection *c = fd == listener ? NULL : connections[fd];
@@ -436,7 +443,7 @@ static void serve(void) {
             else if (c != NULL && (!(events[i].events & EPOLLOUT) || flush(c)) && events[i].events & ~EPOLLOUT)
                 readable(c);
         }
-        if (!full_rate && now_ns() >= next_tick - SPIN_NS) {
+        if (open_count > 0 && now_ns() >= next_tick - SPIN_NS) {
             while (now_ns() < next_tick)
                 ;
             tick();

@@ -181,3 +181,26 @@ async def test_unparsed_bytes_are_bounded(serve: Any, wire: Any, monkeypatch: py
     assert work.backlog == 0
     assert 0 < work.max_backlog <= 100_000 + plain_socket.READ_BYTES
     pools.close()
+
+
+async def test_records_are_written_while_the_load_never_lets_up() -> None:
+    """Parsing goes first, but what is put off must not pile up for the length of the run."""
+    work = WorkQueue(asyncio.get_running_loop(), pytest.fail)
+    done = 0
+
+    class Busy:
+        def parse(self) -> None:
+            time.sleep(0.001)
+            if done < 5:
+                work.parse(self)
+
+    def record() -> None:
+        nonlocal done
+        done += 1
+
+    work.parse(Busy())
+    for _ in range(5):
+        work.later(record)
+    async with asyncio.timeout(20):
+        while done < 5:  # noqa: ASYNC110 (nothing else to wait for)
+            await asyncio.sleep(0)
