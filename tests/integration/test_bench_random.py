@@ -1,5 +1,6 @@
-"""`atom bench random` as CI uses it: real processes, exit statuses in a shell, and the truth from an emitter that wrote
-down when it sent what. Counts and order are exact; times are compared with recorded stamps, never with a speed."""
+"""`atom bench random` as CI uses it: real processes, and the truth from an emitter that wrote down when it sent what.
+Counts and order are exact; times are compared with recorded stamps, never with a speed. Exit statuses are in
+test_bench_exit_statuses.py."""
 
 from __future__ import annotations
 
@@ -194,29 +195,6 @@ def test_same_seed_same_bodies(tmp_path: Path) -> None:
     assert one == two
 
 
-def test_exit_statuses_in_a_shell(tmp_path: Path, emitter: Any) -> None:
-    all_fail, some_fail, good = emitter("--error-every", "1"), emitter("--error-every", "3"), emitter()
-    script = """
-    load="--random-input-len 8 --random-output-len 4 --num-prompts 12 --max-concurrency 4 --quiet"
-    atom bench random --port $GOOD $load --output-dir good; echo "good $?"
-    atom bench random --port $ALL $load --output-dir all; echo "all-failed $?"
-    atom bench random --port $SOME $load --output-dir some; echo "threshold $?"
-    atom bench random --port $SOME $load --output-dir lenient --failed-request-threshold 0.5; echo "lenient $?"
-    atom bench random --port 1 $load --output-dir nobody; echo "nobody $?"
-    atom bench random --port $GOOD $load --output-dir good; echo "taken $?"
-    """
-    done = shell(script, tmp_path, ALL=all_fail.port, SOME=some_fail.port, GOOD=good.port)
-    statuses = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
-    assert statuses == {"good": "0", "all-failed": "1", "threshold": "4", "lenient": "0", "nobody": "1", "taken": "2"}
-    assert "all 12 requests failed" in done.stderr
-    assert "--failed-request-threshold" in done.stderr
-    assert "no server answers" in done.stderr
-    assert "Traceback" not in done.stderr
-    for name, validity in (("good", "valid"), ("all", "failed"), ("some", "not valid")):
-        assert RunDirectory.open(tmp_path / name).read_run_json()["validity"] == validity
-    assert records_of(tmp_path / "all")[0].error_message == "the emitter was told to fail"
-
-
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_run_keeps_partial_results(tmp_path: Path, emitter: Any, number: int, status: int) -> None:
     server = emitter("--tick-ms", "20")
@@ -293,18 +271,3 @@ def start_long_run(folder: Path, server: Emitter) -> subprocess.Popen[str]:
     requests = folder / "run" / "requests" / "0.jsonl"
     wait_until(process, lambda: len(list(read_jsonl(requests))) >= 4)
     return process
-
-
-def test_client_that_is_not_scheduled_says_so(tmp_path: Path, emitter: Any) -> None:
-    """A load generator without CPU prints no figure as evidence: here it is stopped again and again."""
-    server = emitter("--tick-ms", "5")
-    process = start_long_run(tmp_path, server)
-    for _ in range(25):
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(0.1)
-        process.send_signal(signal.SIGCONT)
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    reasons = RunDirectory.open(tmp_path / "run").read_run_json()["reasons"]
-    assert any("client saturated" in reason for reason in reasons), reasons
