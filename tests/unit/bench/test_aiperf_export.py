@@ -281,7 +281,7 @@ def test_failures_cancellations_and_other_conversations(tmp_path: Path) -> None:
 def test_agents_that_a_recording_does_not_name(tmp_path: Path) -> None:
     """Found by both in the same way, under other names; members of a group have numbers that are not known here."""
     requests = [
-        {"t": float(i), "type": "s", "model": "m", "in": 160, "out": 9, "hash_ids": ids, "api_time": 5.0}
+        {"t": float(i), "type": "s", "model": "m", "in": 16 * len(ids), "out": 9, "hash_ids": ids, "api_time": 1.5}
         for i, ids in enumerate(
             [list(range(10)), list(range(100, 110)), [*range(10), 11], [*range(100, 110), 111], [*range(10), 11, 12]]
         )
