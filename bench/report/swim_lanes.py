@@ -152,6 +152,7 @@ def _svg(lanes: dict[str, list[_Bar]], begin_s: float, end_s: float) -> Iterator
         yield from _sessions(bars, x, top, rows[name] * ROW)
         for bar in bars:
             yield from _bar(bar, x, top + bar.row * ROW)
+        yield from _changes(bars, x, top, rows[name] * ROW)
         top += rows[name] * ROW + LANE_GAP
     yield "</svg>"
 
@@ -168,6 +169,16 @@ def _sessions(bars: Sequence[_Bar], x: _Scale, top: float, height: float) -> Ite
             f'<rect class="session" x="{left:.1f}" y="{top - 2:.1f}" width="{max(width, MIN_BAR):.1f}" '
             f'height="{height + 2:.1f}"><title>{title}</title></rect>'
         )
+
+
+def _changes(bars: Sequence[_Bar], x: _Scale, top: float, height: float) -> Iterator[str]:
+    """A line where the lane takes up another session."""
+    seen: set[str] = set()
+    for bar in bars:
+        if seen and bar.tags.root not in seen:
+            at = x(bar.begin)
+            yield f'<line class="change" x1="{at:.1f}" x2="{at:.1f}" y1="{top - 4:.1f}" y2="{top + height + 1:.1f}"/>'
+        seen.add(bar.tags.root)
 
 
 def _bar(bar: _Bar, x: _Scale, y: float) -> Iterator[str]:
@@ -202,7 +213,7 @@ def _known(count: int | None) -> str:
 
 
 def _caption(shown: int, lanes: int, cut: float | None) -> str:
-    said = "A lane per live session; the pale part of a bar is the time to its first token, shades are sessions."
+    said = "A lane per live session; the pale part of a bar is the time to its first token, a line a new session."
     left_out = []
     if shown < lanes:
         left_out.append(f"the first {shown} of {lanes} lanes")
