@@ -3,36 +3,36 @@ and a file each; what they have in common is `cli/bench_command.py` and `cli/ben
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar
 
 import typer
 
-from atom.cli import bench_agentic, bench_custom, bench_gsm8k, bench_random, bench_sharegpt, bench_sweep, bench_trace
+from atom.cli.lazy_group import HELP_OPTIONS, LazyGroup
 
 __all__ = ["app"]
 
+
+class _Loads(LazyGroup):
+    MODULES: ClassVar = {
+        "random": "bench_random",
+        "sharegpt": "bench_sharegpt",
+        "custom": "bench_custom",
+        "trace": "bench_trace",
+        "aiperf-agentic": "bench_agentic",
+        "gsm8k": "bench_gsm8k",
+        "sweep": "bench_sweep",
+    }
+
+
 app = typer.Typer(
+    cls=_Loads,
     no_args_is_help=True,
     rich_markup_mode="rich",
     help="Load a server and say what it did.",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP_OPTIONS,
 )
-
-SERVER_ARGUMENTS: Final = {"allow_extra_args": True}
-"""What stands after `--` goes to a recipe's server."""
 
 
 @app.callback()
 def _bench() -> None:
     """Load a server and say what it did."""
-
-
-app.command("random", epilog=bench_random.EXAMPLES, context_settings=SERVER_ARGUMENTS)(bench_random.random)
-app.command("sharegpt", epilog=bench_sharegpt.EXAMPLES, context_settings=SERVER_ARGUMENTS)(bench_sharegpt.sharegpt)
-app.command("custom", epilog=bench_custom.EXAMPLES, context_settings=SERVER_ARGUMENTS)(bench_custom.custom)
-app.command("trace", epilog=bench_trace.EXAMPLES, context_settings=SERVER_ARGUMENTS)(bench_trace.trace)
-app.command("gsm8k", epilog=bench_gsm8k.EXAMPLES, context_settings=SERVER_ARGUMENTS)(bench_gsm8k.gsm8k)
-app.command("sweep", epilog=bench_sweep.EXAMPLES, context_settings=SERVER_ARGUMENTS)(bench_sweep.sweep)
-app.command("aiperf-agentic", epilog=bench_agentic.EXAMPLES, context_settings=SERVER_ARGUMENTS)(
-    bench_agentic.aiperf_agentic
-)

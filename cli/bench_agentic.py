@@ -21,7 +21,7 @@ from atom.bench.load import Endpoint
 from atom.bench.target import Target
 from atom.cli import load_options as load
 from atom.cli.bench_checks import check_numbers, check_texts, parse_extra_body
-from atom.cli.bench_command import bench_output
+from atom.cli.bench_command import SERVER_ARGUMENTS, bench_output
 from atom.cli.bench_run import BenchRun
 from atom.cli.load_choices import (
     BACKENDS,
@@ -39,8 +39,9 @@ from atom.cli.progress import PLAIN_PERIOD_S
 from atom.diag.metrics_target import parse_metrics_targets
 from atom.recipes.errors import UsageError
 
-__all__ = ["EXAMPLES", "aiperf_agentic"]
+__all__ = ["CONTEXT_SETTINGS", "EXAMPLES", "aiperf_agentic"]
 
+CONTEXT_SETTINGS: Final = SERVER_ARGUMENTS
 EXAMPLES: Final = (
     "Examples:\n\n"
     "  atom bench aiperf-agentic --recipe simulated --generate --concurrency 8 --duration 60 --unsafe-override\n\n"

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from atom.cli import options as opt
 from atom.cli.bench_checks import check_numbers, check_texts
@@ -16,8 +16,10 @@ from atom.cli.load_run import Afterwards, LoadFactory
 from atom.cli.publish import Output
 from atom.recipes.errors import UsageError
 
-__all__ = ["bench", "bench_output"]
+__all__ = ["SERVER_ARGUMENTS", "bench", "bench_output"]
 
+SERVER_ARGUMENTS: Final = {"allow_extra_args": True}
+"""What stands after `--` goes to a recipe's server."""
 Given = dict[str, Any]
 """Options by parameter name; `ctx` is the command's context."""
 

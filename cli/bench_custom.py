@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from atom.cli import load_options as load
-from atom.cli.bench_command import bench
+from atom.cli.bench_command import SERVER_ARGUMENTS, bench
 from atom.cli.dataset_choices import custom_load
 from atom.cli.load_options import LOAD
 from atom.cli.option_groups import (
@@ -20,8 +20,9 @@ from atom.cli.option_groups import (
     with_options,
 )
 
-__all__ = ["EXAMPLES", "custom"]
+__all__ = ["CONTEXT_SETTINGS", "EXAMPLES", "custom"]
 
+CONTEXT_SETTINGS: Final = SERVER_ARGUMENTS
 EXAMPLES: Final = (
     "Examples:\n\n"
     "  atom bench custom --dataset-path prompts.jsonl --custom-output-len 256 --max-concurrency 16\n\n"

@@ -25,7 +25,7 @@ from atom.bench.rundir import RunDirectory, Validity, write_json
 from atom.bench.static_load import StaticLoad
 from atom.bench.target import Target
 from atom.cli.bench_checks import parse_extra_body
-from atom.cli.bench_command import bench
+from atom.cli.bench_command import SERVER_ARGUMENTS, bench
 from atom.cli.load_choices import BACKENDS, limits, sampling
 from atom.cli.load_options import LOAD
 from atom.cli.load_run import LoadFactory
@@ -39,13 +39,14 @@ from atom.cli.option_groups import (
 )
 from atom.recipes.errors import ExitStatus, RunError, UsageError
 
-__all__ = ["EXAMPLES", "gsm8k"]
+__all__ = ["CONTEXT_SETTINGS", "EXAMPLES", "gsm8k"]
 
 PROBLEMS: Final = "Problems"
 GENERATED: Final = 200
 """Questions, where nothing says how many."""
 CONCURRENCY: Final = 64
 
+CONTEXT_SETTINGS: Final = SERVER_ARGUMENTS
 EXAMPLES: Final = (
     "Examples:\n\n"
     "  atom bench gsm8k --port 8000 --dataset-path gsm8k/ --num-fewshot 5\n\n"

@@ -8,7 +8,7 @@ import typer
 
 from atom.cli import load_options as load
 from atom.cli.bench_checks import check_prompt_tokens
-from atom.cli.bench_command import bench
+from atom.cli.bench_command import SERVER_ARGUMENTS, bench
 from atom.cli.load_choices import random_load
 from atom.cli.load_options import LOAD
 from atom.cli.option_groups import (
@@ -21,8 +21,9 @@ from atom.cli.option_groups import (
     with_options,
 )
 
-__all__ = ["EXAMPLES", "random"]
+__all__ = ["CONTEXT_SETTINGS", "EXAMPLES", "random"]
 
+CONTEXT_SETTINGS: Final = SERVER_ARGUMENTS
 EXAMPLES: Final = (
     "Examples:\n\n"
     "  atom bench random --recipe embedded --random-input-len 128 --random-output-len 64 --num-prompts 32\n\n"

@@ -14,7 +14,7 @@ from atom.bench.sweep import Plan, Swept, parse_plan
 from atom.bench.sweep_index import SweepIndex
 from atom.cli import load_options as load
 from atom.cli.bench_checks import check_numbers, check_prompt_tokens, check_texts
-from atom.cli.bench_command import Given, bench_output
+from atom.cli.bench_command import SERVER_ARGUMENTS, Given, bench_output
 from atom.cli.load_choices import check_address, launch_options, random_load, server_choice
 from atom.cli.load_options import EVIDENCE, LOAD
 from atom.cli.load_run import LoadFactory
@@ -32,8 +32,9 @@ from atom.cli.sweep_run import SweepRun
 from atom.diag.redact import redact_arguments
 from atom.recipes.errors import UsageError
 
-__all__ = ["EXAMPLES", "sweep"]
+__all__ = ["CONTEXT_SETTINGS", "EXAMPLES", "sweep"]
 
+CONTEXT_SETTINGS: Final = SERVER_ARGUMENTS
 EXAMPLES: Final = (
     "Examples:\n\n"
     "  atom bench sweep --recipe embedded --max-concurrency 1,2,4,8 --input-len 64 --output-len 32\n\n"

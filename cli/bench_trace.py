@@ -8,7 +8,7 @@ import typer
 
 from atom.bench.datasets.trace_formats import FORMATS
 from atom.cli import load_options as load
-from atom.cli.bench_command import bench
+from atom.cli.bench_command import SERVER_ARGUMENTS, bench
 from atom.cli.dataset_choices import trace_load
 from atom.cli.load_options import LOAD
 from atom.cli.option_groups import (
@@ -21,8 +21,9 @@ from atom.cli.option_groups import (
     with_options,
 )
 
-__all__ = ["EXAMPLES", "trace"]
+__all__ = ["CONTEXT_SETTINGS", "EXAMPLES", "trace"]
 
+CONTEXT_SETTINGS: Final = SERVER_ARGUMENTS
 EXAMPLES: Final = (
     "Examples:\n\n"
     "  atom bench trace --dataset-path conversation_trace.jsonl --trace-end 600 --max-input-len 32768\n\n"

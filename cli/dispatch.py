@@ -1,27 +1,22 @@
 """The `atom` command: finds the subcommand, runs it, and turns how it ended into an exit status. Nothing else does.
 
-Subcommands are imported when they are asked for, so that `atom --version` is quick and works without any extra. Each is
-a module `atom.cli.NAME` with a function of that name (and `CONTEXT_SETTINGS` if it needs any), or, where it has
-subcommands itself, with a `typer.Typer` called `app`.
+Subcommands are imported when they are asked for (`cli/lazy_group.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
 import importlib.metadata
-import importlib.util
 import os
-import re
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
-from typer.core import TyperGroup
 
+from atom.cli.lazy_group import HELP_OPTIONS, LazyGroup
 from atom.cli.options import split_multiple
 from atom.cli.outputs import describe_os_error
 from atom.cli.signals import raising
@@ -43,39 +38,13 @@ COMMANDS: Final = {
 """Subcommand → module of this package, in the order of the help."""
 
 
-HELP_OPTIONS: Final = {"help_option_names": ["-h", "--help"]}
-
-
-class _LazyGroup(TyperGroup):
-    """A group whose subcommands are imported when they are needed."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [name for name, module in COMMANDS.items() if importlib.util.find_spec(f"atom.cli.{module}") is not None]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in self.list_commands(ctx):
-            return None
-        module = importlib.import_module(f"atom.cli.{COMMANDS[cmd_name]}")
-        group = getattr(module, "app", None)
-        if group is None:
-            settings = {**HELP_OPTIONS, **getattr(module, "CONTEXT_SETTINGS", {})}
-            group = typer.Typer(add_completion=False, rich_markup_mode="rich")
-            group.command(cmd_name, context_settings=settings)(getattr(module, COMMANDS[cmd_name]))
-        command = typer.main.get_command(group)
-        command.name = cmd_name
-        for one in (command, *getattr(command, "commands", {}).values()):
-            one.help = _unwrapped(one.help)
-        return command
-
-
-def _unwrapped(text: str | None) -> str | None:
-    """A docstring's paragraphs as lines: typer would keep the line breaks of all but the first."""
-    return text and re.sub(r"(?<!\n)\n(?!\n)", " ", text)
+class _Commands(LazyGroup):
+    MODULES = COMMANDS
 
 
 app = typer.Typer(
     name="atom",
-    cls=_LazyGroup,
+    cls=_Commands,
     no_args_is_help=True,
     context_settings=HELP_OPTIONS,
     rich_markup_mode="rich",
