@@ -84,7 +84,7 @@ class _Share:
                 await self._send_share(order, spec_of(order["load"]), facts)
             except Exception as error:  # rank 0 ends the load, and says why
                 self._tell(failure(error))
-            await self._done.wait()
+            await pump
         finally:
             pump.cancel()
             if self._temporary is not None and self._delivered:
@@ -122,10 +122,12 @@ class _Share:
         self._ranks.tell(0, fields)
 
     async def _pump(self) -> None:
-        while True:
-            while (message := self._ranks.poll()) is not None:
+        while not self._done.is_set():  # what comes after that is of the next load
+            message = self._ranks.poll()
+            if message is not None:
                 self._hear(message)
-            await asyncio.sleep(POLL_S)
+            else:
+                await asyncio.sleep(POLL_S)
 
     def _hear(self, message: Message) -> None:
         if message.kind == "begin" and self._begin is not None and not self._begin.done():

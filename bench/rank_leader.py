@@ -96,6 +96,7 @@ class RankLeader:
         self._heard_s = 0.0
         self._run_dir: RunDirectory | None = None
         self._stop: asyncio.Event | None = None
+        self._pumping: asyncio.Task[None] | None = None
 
     def await_checked(self) -> None:
         """Wait until every rank has found its command line in order; raises what one has against it."""
@@ -125,11 +126,11 @@ class RankLeader:
             peer: _Member(peer, [str(shard.index) for shard in shards_of(peer, size, spec.shard.of)])
             for peer in self._ranks.peers
         }
-        pump = asyncio.ensure_future(self._pump())
+        pump = self._pumping = asyncio.ensure_future(self._pump())
         try:
             return await self._run(spec, run_dir, on_progress, load, here_only=here_only)
         finally:
-            self._stop = None
+            self._stop = self._pumping = None
             pump.cancel()
             self._ranks.tell_all({"kind": "done"})
 
@@ -257,6 +258,8 @@ class RankLeader:
         has to say something now and then: RunError names a rank that does not."""
         since = monotonic()
         while not condition():
+            if self._pumping is not None and self._pumping.done():
+                self._pumping.result()  # raises: what came cannot be understood
             if failing and not stopping:
                 self._raise_errors()
             if not stopping and (self._stop is None or not self._stop.is_set()):
