@@ -14,6 +14,8 @@ SLICE_NS: Final = 200_000
 """Longest stretch of deferred work between two looks at the sockets."""
 BACKLOG_BYTES: Final = 16 << 20
 """Unparsed bytes above which parsing goes before reading, so that memory stays bounded."""
+MAX_LATER: Final = 64
+"""What is put off beyond this many is done although a load that never lets up leaves no time for it."""
 
 
 class Parses(Protocol):
@@ -58,16 +60,12 @@ class WorkQueue:
     def _slice(self) -> None:
         end = monotonic_ns() + SLICE_NS
         self.max_backlog = max(self.max_backlog, self.backlog)
-        waiting = self._parse
-        while waiting:
-            for _ in range(min(len(waiting), 8)):  # a look at the clock costs as much as a tenth of a parse
-                self._do(waiting.popleft().parse)
+        while self._parse:
+            self._do(self._parse.popleft().parse)
             if monotonic_ns() >= end and self.backlog < BACKLOG_BYTES:
                 break
-        while self._later:  # one at least: under a load that never lets up they would pile up
+        while self._later and (len(self._later) > MAX_LATER or monotonic_ns() < end):
             self._do(self._later.popleft())
-            if monotonic_ns() >= end:
-                break
         if self._parse or self._later:
             self._loop.call_soon(self._slice)
         else:

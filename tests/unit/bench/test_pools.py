@@ -15,7 +15,7 @@ from atom.bench.load import Api, Endpoint
 from atom.bench.pools import ServerPools, open_pools
 from atom.bench.records import RequestRecord
 from atom.bench.stream import StreamReader
-from atom.bench.work_queue import WorkQueue
+from atom.bench.work_queue import MAX_LATER, WorkQueue
 
 
 def open_on(*urls: str, **options: Any) -> ServerPools:
@@ -199,7 +199,7 @@ async def test_records_are_written_while_the_load_never_lets_up() -> None:
         done += 1
 
     work.parse(Busy())
-    for _ in range(5):
+    for _ in range(MAX_LATER + 5):
         work.later(record)
     async with asyncio.timeout(20):
         while done < 5:  # noqa: ASYNC110 (nothing else to wait for)
