@@ -79,14 +79,13 @@ def _sessions(figures: Mapping[str, Any], section: Mapping[str, Any]) -> Table:
         ["interactivity", f"{number(values['interactivity'])} tok/s: 1 ÷ p90 of (TPOT + TTFT ÷ output tokens)"],
     ]
     if figures["p50_subagent_s"]["n"]:
-        rows.append(
-            [
-                "sub-agents",
-                f"{count(figures['p50_subagent_s']['n'])}, p50 {number(values['p50_subagent_s'])} s each; waited for "
-                f"{count(figures['p50_join_wait_s']['n'])} times, p50 {number(values['p50_join_wait_s'])} s, most "
-                f"{number(values['max_join_wait_s'])} s",
-            ]
-        )
+        text = f"{count(figures['p50_subagent_s']['n'])}, p50 {number(values['p50_subagent_s'])} s each"
+        if waits := figures["p50_join_wait_s"]["n"]:
+            text += (
+                f"; waited for {count(waits)} times, p50 {number(values['p50_join_wait_s'])} s, most "
+                f"{number(values['max_join_wait_s'])} s"
+            )
+        rows.append(["sub-agents", text])
     if values["realised_cached_share"] is None:
         rows.append(["cache: real", "not known: the server does not say how many prompt tokens it had cached"])
     return Table("", ("replay", "value"), rows, _scenario_notes(section["scenario"]))
