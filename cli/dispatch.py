@@ -54,6 +54,7 @@ app = typer.Typer(
         "  atom serve\n\n"
         "  atom bench random --recipe embedded --num-prompts 32 --max-concurrency 4\n\n"
         "  atom bench random --base-url http://127.0.0.1:8000 --random-input-len 2048 --json result.json\n\n"
+        "  atom bench sweep --port 8000 --max-concurrency auto --slo 'p99_ttft_ms<=500'\n\n"
         "  atom gc-profile --duration 10m -- vllm serve MODEL"
     ),
 )
