@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 __all__ = ["HttpProtocolError", "ResponseParser", "request_head"]
@@ -37,7 +38,7 @@ class ResponseParser:
     def __init__(self) -> None:
         self.status = 0
         """0 until the head has been read."""
-        self.headers: dict[str, str] = {}
+        self.headers: Mapping[str, str] = {}
         """Lower-case names; repeated fields joined by a comma."""
         self.keep_alive = False
         self.chunked = False
@@ -93,7 +94,7 @@ class ResponseParser:
             self._frame(status, minor, headers)
             return data
 
-    def _frame(self, status: int, minor: int, headers: dict[str, str]) -> None:
+    def _frame(self, status: int, minor: int, headers: Mapping[str, str]) -> None:
         self.status, self.headers = status, headers
         options = {option.strip() for option in headers.get("connection", "").lower().split(",")}
         self.keep_alive = "close" not in options and (minor >= 1 or "keep-alive" in options)
@@ -225,7 +226,10 @@ def _parse_size(line: bytes) -> int:
     return size
 
 
-def _parse_head(head: bytes) -> tuple[int, int, dict[str, str]]:
+@lru_cache(maxsize=64)
+def _parse_head(head: bytes) -> tuple[int, int, Mapping[str, str]]:
+    """Status, minor version, headers. The heads of a server's answers are the same but for a date, so the last ones are
+    remembered."""
     first, *lines = head.decode("latin-1").split("\r\n")
     version, _, rest = first.partition(" ")
     code = rest[:3]
