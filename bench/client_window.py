@@ -26,6 +26,11 @@ class WorkerWindow:
     sent: int = 0
     busy_ns: int | None = 0
     """Σ over requests of the time between sent and ended, counted live; None: the client did not count it."""
+    reaction_ns: int = 0
+    """Σ over requests of the time from the end of a response until the worker took note of it."""
+    kernel_stamps: int = 0
+    read_stamps: int = 0
+    """Reads whose time of arrival is the kernel's, and those that were stamped when they were read."""
     interrupted: bool = False
     lag_ms: list[float] = field(default_factory=list)
     _cpu_ns: float = 0.0
@@ -48,7 +53,12 @@ class WorkerWindow:
             sent = _whole(line["sent"])
             started, integral = _whole(line.get("started", sent)), line["running_integral_ns"]
             busy = None if integral is None else _whole(integral)
+            stamps = line.get("stamps") or {}
+            kernel, read = _whole(stamps.get("kernel", 0)), _whole(stamps.get("read", 0))
+            reaction = _whole(line.get("reaction_ns", 0))
             self.end_ns = shift(_whole(line["t_ns"]))
+            self.kernel_stamps, self.read_stamps = self.kernel_stamps + kernel, self.read_stamps + read
+            self.reaction_ns += reaction
             self.started, self.sent = self.started + started, self.sent + sent
             self.busy_ns = None if busy is None or self.busy_ns is None else self.busy_ns + busy
             self.interrupted |= line["interrupted"] is True
@@ -99,6 +109,15 @@ class ClientWindow:
     def busy_ns(self) -> int | None:
         counted = [worker.busy_ns for worker in self._ended if worker.busy_ns is not None]
         return sum(counted) if self.ended and len(counted) == len(self._ended) else None
+
+    @property
+    def reaction_ns(self) -> int | None:
+        return sum(worker.reaction_ns for worker in self._ended) if self.busy_ns is not None else None
+
+    @property
+    def stamps(self) -> tuple[int, int]:
+        """Reads with the kernel's time of arrival, and without it."""
+        return sum(w.kernel_stamps for w in self._ended), sum(w.read_stamps for w in self._ended)
 
     @property
     def interrupted(self) -> bool:

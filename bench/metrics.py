@@ -75,6 +75,14 @@ RATES: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "p99_client_lag_ms": ("ms", "99th percentile of how late a timer of the client's event loop fires"),
     "max_client_lag_ms": ("ms", "longest delay of a timer of the client's event loop"),
+    "mean_reaction_ms": (
+        "ms",
+        "mean time from the end of a response until the client took note: in a closed loop the server waits for it",
+    ),
+    "kernel_stamp_share": (
+        "fraction",
+        "reads whose time of arrival is the kernel's receive timestamp; the others are stamped when they are read",
+    ),
     "p99_send_lag_ms": ("ms", "99th percentile of: sent − (time at which it could be sent) − connect"),
 }
 

@@ -72,6 +72,8 @@ class PlainSockets:
     def _drain(self) -> None:
         """Read every socket that is ready, once."""
         connections, work = self._connections, self._work
+        if work.backlog >= BACKLOG_BYTES:
+            return  # called once more before the parsing had its turn
         self._clock.check()
         for descriptor, events in self._epoll.poll(0):
             if (connection := connections.get(descriptor)) is None:

@@ -8,24 +8,23 @@ import asyncio
 import contextlib
 import gc
 import resource
-import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from atom.bench.cancellation import is_cancelled, mark_cancelled
-from atom.bench.connection import ConnectionPool, Exchange, WorkQueue
 from atom.bench.driver import Rendezvous
-from atom.bench.http1 import request_head
-from atom.bench.load import Endpoint, LoadSpec, PlannedRequest
+from atom.bench.exchange import Exchange
+from atom.bench.load import LoadSpec, PlannedRequest
+from atom.bench.pools import open_pools
 from atom.bench.records import MEASURED, WARMUP, Outcome, RequestRecord
 from atom.bench.rundir import JsonlWriter, RunDirectory
 from atom.bench.selfwatch import SelfWatch
 from atom.bench.stream import StreamReader
+from atom.bench.work_queue import WorkQueue
 from atom.recipes.errors import RunError
 
 __all__ = ["LoadOutcome", "OnProgress", "Progress", "run_in_loop", "run_load"]
@@ -139,8 +138,7 @@ class _Run:
         self._loop = asyncio.get_running_loop()
         self._failure: asyncio.Future[None] = self._loop.create_future()
         self._work = WorkQueue(self._loop, self._fail)
-        self._pool = _open_pool(spec.endpoint, self._work)
-        self._head = _request_head(spec.endpoint)
+        self._pool = open_pools(spec.endpoint, self._work)
         self._watch = SelfWatch(client, self._counters, self._fail)
         self._ticker: asyncio.TimerHandle | None = None
         self._progress = Progress(total=self._driver.total)
@@ -150,7 +148,10 @@ class _Run:
         self._started_ns = monotonic_ns()
         self._busy_ns = 0
         """Time-weighted number of requests on the server, for Little's law: for each request that was sent, from then
-        until its lane took note of its end."""
+        until it ended."""
+        self._reaction_ns = 0
+        """Σ over requests of the time from the end of a response until its lane took note: a closed loop's server waits
+        for that."""
         self._sent_before = 0
         self._grace_over = False
         self.closed = False
@@ -229,7 +230,7 @@ class _Run:
     def _begin_measured(self, run_dir: RunDirectory) -> None:
         self._watch.restart()
         self._phase = self._progress.phase = MEASURED
-        self._busy_ns, self._sent_before = 0, self._pool.sent
+        self._busy_ns, self._reaction_ns, self._sent_before = 0, 0, self._pool.sent
         self._started_ns = self._met_ns or monotonic_ns()
         self._watch.event("measured_start", start_ns=self._started_ns, requests=self._driver.total)
         if self._rendezvous is None:
@@ -312,13 +313,15 @@ class _Run:
         progress.started += self._phase == MEASURED
         cancelled = True
         try:
-            data = b"%bContent-Length: %d\r\n\r\n%b" % (self._head, len(plan.body), plan.body)
-            await self._pool.perform(exchange, data, spec.cancellation_delay if given_up else timeout)
+            await self._pool.perform(exchange, plan.body, spec.cancellation_delay if given_up else timeout)
             cancelled = False
         finally:
             progress.running -= 1
             if self._phase == MEASURED and exchange.sent_ns is not None:
-                self._busy_ns += monotonic_ns() - exchange.sent_ns
+                noticed = monotonic_ns()
+                ended = noticed if exchange.end_ns is None else exchange.end_ns
+                self._busy_ns += ended - exchange.sent_ns
+                self._reaction_ns += noticed - ended
             self._work.later(partial(self._record, record, exchange, recorded, cancelled, given_up))
         return recorded
 
@@ -332,6 +335,8 @@ class _Run:
     ) -> None:
         record.sent_ns, record.end_ns = exchange.sent_ns, exchange.end_ns
         record.connect_ns, record.retries = exchange.connect_ns, exchange.retries
+        if self._spec.endpoint.more_urls:
+            record.server = exchange.server
         if cancelled:
             exchange.reader.fail("cancelled", "cancelled by the client")
         exchange.reader.fill(record)
@@ -374,6 +379,8 @@ class _Run:
             "measured_end",
             start_ns=self._started_ns,
             running_integral_ns=self._busy_ns,
+            reaction_ns=self._reaction_ns,
+            stamps=self._pool.stamps,
             max_backlog_bytes=self._work.max_backlog,
             connections=self._pool.opened,
             interrupted=interrupted,
@@ -430,35 +437,6 @@ def _check_length(record: RequestRecord) -> None:
     """With --ignore-eos every request has to reach its max_tokens."""
     if record.output_tokens is not None and record.output_len is not None and record.output_tokens < record.output_len:
         record.anomalies = {**record.anomalies, "short_output": 1}
-
-
-def _open_pool(endpoint: Endpoint, work: WorkQueue) -> ConnectionPool:
-    url = urlsplit(endpoint.base_url)
-    tls: ssl.SSLContext | None = None
-    if url.scheme == "https":
-        tls = ssl.create_default_context()
-        if not endpoint.verify_tls:
-            tls.check_hostname = False
-            tls.verify_mode = ssl.CERT_NONE
-    assert url.hostname is not None
-    port = url.port or (443 if tls else 80)
-    return ConnectionPool(url.hostname, port, work, tls=tls, connect_timeout=endpoint.connect_timeout)
-
-
-def _request_head(endpoint: Endpoint) -> bytes:
-    url = urlsplit(endpoint.base_url)
-    headers = {
-        "Accept": "text/event-stream",
-        "Accept-Encoding": "identity",
-        "Content-Type": "application/json",
-        "User-Agent": "atom-bench",
-    }
-    if endpoint.api_key is not None:
-        headers["Authorization"] = f"Bearer {endpoint.api_key}"
-    lower = {name.lower() for name in endpoint.headers}
-    headers = {name: value for name, value in headers.items() if name.lower() not in lower}
-    host = url.netloc.rpartition("@")[2]
-    return request_head("POST", host, url.path.rstrip("/") + endpoint.path, {**headers, **endpoint.headers})
 
 
 @contextlib.contextmanager

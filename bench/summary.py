@@ -62,6 +62,7 @@ def summarize(
     figures |= _rates(samples, outcomes, records, wall, start, window, slo)
     client = _client(window, records)
     figures |= client.figures()
+    figures |= _stamping(window)
     counts = Counts.of(
         outcomes,
         started=window.started if window.started is not None else len(records),
@@ -258,6 +259,16 @@ def _client(window: ClientWindow, records: Sequence[RequestRecord]) -> Client:
             for name, worker in ((name, window.workers.get(name, WorkerWindow())) for name in names)
         ]
     )
+
+
+def _stamping(window: ClientWindow) -> dict[str, Figure]:
+    """Where times of arrival come from, and how late the client noticed that a response was over."""
+    (kernel, read), reaction_ns, sent = window.stamps, window.reaction_ns, window.sent or 0
+    values: dict[str, tuple[float | None, int]] = {
+        "kernel_stamp_share": (kernel / (kernel + read) if kernel + read else None, kernel + read),
+        "mean_reaction_ms": (reaction_ns / 1e6 / sent if reaction_ns is not None and sent else None, sent),
+    }
+    return {name: Figure(value, *_unit(name, n)) for name, (value, n) in values.items()}
 
 
 def _errors(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:

@@ -22,9 +22,13 @@ MIN_LAG_MS: Final[Mapping[float, float]] = {50.0: 5.0, 99.0: 10.0}
 machine shared with the server the scheduler adds its own slices."""
 MAX_LAG_SHARE: Final = 0.25
 """Lag beyond that counts when it exceeds this share of what is measured at the same quantile."""
-LITTLE_TOLERANCE: Final = 0.02
-LITTLE_MIN_LATE_NS: Final = 1_000_000
-"""Per request: how late the client may notice an end, whatever the latency. Timers and slices are that coarse."""
+LITTLE_TOLERANCE: Final = 0.01
+MAX_REACTION_SHARE: Final = 0.1
+MIN_REACTION_MS: Final = 5.0
+"""How late the client may notice the end of a response, beside the mean E2EL and whatever it is: a closed loop whose
+lanes rest for longer is another load than the one asked for."""
+COALESCED_SHARE: Final = 0.01
+"""Chunks that came in one read with an earlier one: above this, the ends of the ITL's distribution are theirs."""
 LITTLE_MIN_REQUESTS: Final = 50
 LITTLE_MIN_LATENCIES: Final = 10
 """Requests, and duration in mean latencies, below which a mean concurrency says nothing about a steady state."""
@@ -172,8 +176,8 @@ def _little(recorded: tuple[int, int], wall_s: float, busy_ns: int | None) -> Ch
     """Little's law: the mean number of requests at once = their rate × their mean time in the system.
 
     Both sides are of the requests that were sent, over the whole time of each, so there are no edges to cut: the left
-    side was summed up live until the client took note of a request's end, the right side is of the records. They differ
-    by how late the client noticed, and by records that are lost or wrong.
+    side was summed up live, the right side is of the records: they differ by records that are lost or wrong. How late
+    the client noticed an end is a figure of its own (`mean_reaction_ms`).
     """
     name = "littles_law"
     sent, total_ns = recorded
@@ -191,13 +195,13 @@ def _little(recorded: tuple[int, int], wall_s: float, busy_ns: int | None) -> Ch
         f"mean concurrency {counted:.2f} as counted, rate × mean latency {predicted:.2f} from {sent} records, residual "
         f"{residual:+.2%}; from sent to ended, time to connect not included"
     )
-    allowed = max(LITTLE_TOLERANCE * busy_ns, LITTLE_MIN_LATE_NS * sent)
-    return Check(name, abs(busy_ns - total_ns) <= allowed, detail)
+    return Check(name, abs(busy_ns - total_ns) <= LITTLE_TOLERANCE * busy_ns, detail)
 
 
 def _saturation(client: Client, figures: Mapping[str, Figure]) -> list[str]:
-    """A late stamp shifts the quantile it falls into, so lag is held against the latencies at the same quantile. Of
-    several processes each is judged by itself: one that cannot keep up spoils its share of the figures."""
+    """A client that is late sends late, reads chunks together that came apart, and, where the kernel stamps no
+    arrivals, stamps them late: so lag is held against the latencies at the same quantile. Of several processes each is
+    judged by itself: one that cannot keep up spoils its share of the figures."""
     parts = client.parts or (client,)
     busy = {part: part.cpu_share for part in parts if (part.cpu_share or 0.0) > MAX_CPU_SHARE}
     reasons = _worst(busy, "event loop used {value:.0%} of a CPU")
@@ -208,7 +212,29 @@ def _saturation(client: Client, figures: Mapping[str, Figure]) -> list[str]:
         reasons += _worst(late, f"event loop was {{value:.1f}} ms late at p{q:g}, {shortest or 0:.1f} ms are measured")
         sent = {part: _held_against(part.send_lag_ms, q, ttft, floor_ms) for part in parts}
         reasons += _worst(sent, f"requests were sent {{value:.1f}} ms late at p{q:g}, TTFT is {ttft or 0:.1f} ms")
-    return reasons
+    return [*reasons, *_coalesced(parts, figures), *_reaction(figures)]
+
+
+def _coalesced(parts: Sequence[Client], figures: Mapping[str, Figure]) -> list[str]:
+    """Chunks that waited for a late client are read together, and all but the last get a stamp that is not theirs. A
+    server that sends several at once is not the client's fault: its loop is then not late."""
+    share, itl = _value(figures, "coalesced_share"), _value(figures, "median_itl_ms")
+    if share is None or itl is None or share <= COALESCED_SHARE:
+        return []
+    late = {part: lag for part in parts if (lag := _percentile(part.lag_ms, 99) or 0.0) > itl / 2}
+    return _worst(
+        late,
+        f"event loop was {{value:.1f}} ms late at p99, and {share:.1%} of chunks {itl:.1f} ms apart were read together",
+    )
+
+
+def _reaction(figures: Mapping[str, Figure]) -> list[str]:
+    reaction, e2el = _value(figures, "mean_reaction_ms"), _value(figures, "mean_e2el_ms")
+    if reaction is None or e2el is None or reaction <= max(MIN_REACTION_MS, MAX_REACTION_SHARE * e2el):
+        return []
+    return [
+        f"client saturated: it took note of a response's end {reaction:.1f} ms late on average, E2EL is {e2el:.1f} ms"
+    ]
 
 
 def _worst(found: Mapping[Client, float | None], words: str) -> list[str]:

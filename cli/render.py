@@ -193,6 +193,8 @@ def _figure_rows(summary: Mapping[str, Any]) -> list[list[str]]:
         busiest = max(workers, key=lambda worker: worker["cpu_share"] or 0.0, default=None)
         who = f" (worker {busiest['worker']}, the busiest of {len(workers)})" if busiest is not None else ""
         client.append(f"CPU {percent(values['client_cpu_share'])}{who}")
+    if (kernel := values.get("kernel_stamp_share")) is not None:
+        client.append("arrival times by the kernel" if kernel == 1 else f"arrival times by the kernel: {kernel:.1%}")
     if client:
         rows.append(["client", ", ".join(client)])
     return rows

@@ -223,7 +223,7 @@ def wire() -> type[Wire]:
 @pytest.fixture
 def load(tmp_path: Path) -> Callable[..., Any]:
     """`await load(url, count, **options)`: run equal requests. Options of Endpoint and LoadSpec by name."""
-    names = {"api", "api_key", "headers", "request_timeout", "connect_timeout", "verify_tls", "path"}
+    names = {"api", "api_key", "headers", "request_timeout", "connect_timeout", "verify_tls", "path", "more_urls"}
     runs = itertools.count()
 
     async def run(url: str, count: int = 1, *, stop: asyncio.Event | None = None, **more: Any) -> Loaded:

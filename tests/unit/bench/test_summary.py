@@ -295,8 +295,8 @@ def client(cpu: float = 0.1, lag: float = 1.0, late: float = 1.0) -> Client:
     return Client(cpu_share=cpu, lag_ms=[lag] * 100, send_lag_ms=[late] * 100)
 
 
-def verdict(condition: Client, *, ttft: float = 100.0, itl: float = 100.0) -> list[str]:
-    figures = {
+def verdict(condition: Client, *, ttft: float = 100.0, itl: float = 100.0, **more: float) -> list[str]:
+    figures = {name: Figure(value, "", 1, "") for name, value in more.items()} | {
         f"p{q}_{name}_ms": Figure(value, "ms", 9, "")
         for q in (50, 99)
         for name, value in (("ttft", ttft), ("itl", itl))
@@ -324,6 +324,37 @@ def test_saturated_client_is_no_evidence() -> None:
     assert len(verdict(client(lag=6), ttft=8, itl=8)) == 1
     few = Client(cpu_share=0.1, lag_ms=[80.0] * 9, send_lag_ms=[80.0] * 9)
     assert verdict(few) == []
+
+
+def test_chunks_read_together_are_the_clients_fault_only_when_it_was_late() -> None:
+    together = {"coalesced_share": 0.03, "median_itl_ms": 10.0}
+    assert verdict(client(lag=1), **together) == []  # the server sends several at once
+    assert "3.0% of chunks 10.0 ms apart were read together" in verdict(client(lag=6), ttft=1000, itl=50, **together)[0]
+    assert verdict(client(lag=6), ttft=1000, itl=50, coalesced_share=0.005, median_itl_ms=10.0) == []
+
+
+def test_a_client_that_notices_ends_late_makes_the_server_wait() -> None:
+    assert (
+        "took note of a response's end 20.0 ms late" in verdict(client(), mean_reaction_ms=20.0, mean_e2el_ms=100.0)[0]
+    )
+    assert verdict(client(), mean_reaction_ms=4.0, mean_e2el_ms=10.0) == []
+    assert verdict(client(), mean_reaction_ms=20.0, mean_e2el_ms=1000.0) == []
+
+
+async def test_where_times_of_arrival_come_from_is_in_the_summary(serve: Any, load: Any, wire: Any) -> None:
+    server = serve(lambda number, body: wire.good_answer())
+    loaded = await load(server.url, 5)
+    figures = summarize(loaded.run_dir)["figures"]
+    assert figures["kernel_stamp_share"]["n"] >= 5
+    assert 0 <= figures["kernel_stamp_share"]["value"] <= 1
+    assert figures["mean_reaction_ms"]["value"] >= 0
+
+
+async def test_requests_go_to_several_servers_in_turn_and_say_to_which(serve: Any, load: Any, wire: Any) -> None:
+    servers = [serve(lambda number, body: wire.good_answer()) for _ in range(3)]
+    loaded = await load(servers[0].url, 9, more_urls=tuple(one.url for one in servers[1:]))
+    assert [record.server for record in loaded.records] == [0, 1, 2] * 3
+    assert [len(one.requests) for one in servers] == [3, 3, 3]
 
 
 def test_golden_keys_of_vllms_json(tmp_path: Path) -> None:
@@ -438,7 +469,7 @@ def test_plots_are_bounded() -> None:
 def test_records_survive_the_round_trip(tmp_path: Path) -> None:
     record = request(3, 7, chunk_tokens=[1, 2, 3, 4], text="é", anomalies={"missing_done": 1}, lane=2, retries=1)
     run_dir = run_directory(tmp_path / "run", [record])
-    assert list(read_records(run_dir)) == [record]
+    assert [one.to_line() for one in read_records(run_dir)] == [record.to_line()]
 
 
 @pytest.mark.parametrize(
