@@ -15,7 +15,7 @@ from atom.bench.records import Outcome, RequestRecord
 from atom.bench.stream import StreamReader
 
 FINISH = st.sampled_from([None, None, None, "stop", "length", "tool_calls", "abort"])
-texts = st.one_of(st.text(max_size=4), st.sampled_from([" word", "\"", "\\\\", "é漢🙂", "data: x", "\r\n\r\n"]))
+texts = st.one_of(st.text(max_size=4), st.sampled_from([" word", '"', "\\\\", "é漢🙂", "data: x", "\r\n\r\n"]))
 
 
 def completion(text: Any, finish: Any) -> dict[str, Any]:
