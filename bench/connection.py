@@ -13,6 +13,7 @@ from time import monotonic_ns
 from typing import Any
 
 from atom.bench.exchange import Connection, Exchange, StaleConnectionError, reason_of
+from atom.bench.in_flight import InFlight
 from atom.bench.kernel_clock import KernelClock
 from atom.bench.plain_socket import PlainSockets
 from atom.bench.tls_connection import TlsConnection
@@ -35,12 +36,14 @@ class ConnectionPool:
         *,
         clock: KernelClock | None = None,
         sockets: PlainSockets | None = None,
+        in_flight: InFlight | None = None,
         tls: ssl.SSLContext | None = None,
         connect_timeout: float = 30.0,
     ) -> None:
-        """`clock` and `sockets` are shared by the pools of one load; a pool alone has its own."""
+        """`clock`, `sockets` and `in_flight` are shared by the pools of one load; a pool alone has its own."""
         self.work = work
         self.clock = clock or KernelClock()
+        self.in_flight = in_flight or InFlight()
         self._loop = asyncio.get_running_loop()
         self._host, self._port, self._tls, self._connect_timeout = host, port, tls, connect_timeout
         self._sockets = sockets or PlainSockets(self._loop, work, self.clock)

@@ -12,6 +12,7 @@ from time import monotonic_ns
 from typing import Protocol
 
 from atom.bench.http1 import HttpProtocolError, ResponseParser
+from atom.bench.in_flight import InFlight
 from atom.bench.kernel_clock import KernelClock
 from atom.bench.stream import StreamReader
 from atom.bench.work_queue import WorkQueue
@@ -44,6 +45,7 @@ class Owner(Protocol):
 
     work: WorkQueue
     clock: KernelClock
+    in_flight: InFlight
 
     def release(self, connection: Connection) -> None:
         """It can be used again."""
@@ -95,6 +97,7 @@ class Connection:
         assert self._exchange is None
         self._exchange, self._parser, self._began = exchange, ResponseParser(), False
         exchange.sent_ns = self._floor_ns = monotonic_ns()
+        self._owner.in_flight.enter(exchange.sent_ns)
         self._write(data)
 
     def _received(self, data: bytes, stamp: int) -> None:
@@ -151,6 +154,8 @@ class Connection:
         reason = self._lost or "the connection ended"
         if exchange.end_ns is None and self.served and not self._parser.status:
             self._exchange = None
+            assert exchange.sent_ns is not None
+            self._owner.in_flight.leave(exchange.sent_ns)  # it never was on the server, and is sent again
             if not exchange.done.done():
                 exchange.done.set_exception(StaleConnectionError())
             return
@@ -167,6 +172,8 @@ class Connection:
     def _close(self, exchange: Exchange, *, reusable: bool) -> None:
         self._exchange = None
         self.served += 1
+        assert exchange.end_ns is not None
+        self._owner.in_flight.leave(exchange.end_ns)
         if reusable and self.alive:
             self._owner.release(self)
         else:

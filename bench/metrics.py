@@ -154,7 +154,8 @@ class Samples:
         values["e2el"] = (last - sent) / 1e6
         if record.scheduled_ns is not None:
             values["ttft_scheduled"] = (first - record.scheduled_ns) / 1e6
-        if record.output_tokens is not None and record.output_tokens > 1:
+        if record.output_tokens is not None and record.output_tokens > 1 and last > first:
+            # All of it in one read has no time per token; 0 would be the best there is.
             values["tpot"] = (last - first) / 1e6 / (record.output_tokens - 1)
         for name, value in values.items():
             getattr(self, name).append(value)

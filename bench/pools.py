@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from atom.bench.connection import ConnectionPool
 from atom.bench.exchange import Exchange
 from atom.bench.http1 import request_head
+from atom.bench.in_flight import InFlight
 from atom.bench.kernel_clock import KernelClock
 from atom.bench.load import Endpoint
 from atom.bench.plain_socket import PlainSockets
@@ -28,10 +29,11 @@ class _Server:
 class ServerPools:
     """What a load sends its requests through. Made by `open_pools`."""
 
-    def __init__(self, servers: list[_Server], sockets: PlainSockets, clock: KernelClock) -> None:
+    def __init__(self, servers: list[_Server], sockets: PlainSockets, clock: KernelClock, in_flight: InFlight) -> None:
         self._servers = servers
         self._sockets = sockets
         self._clock = clock
+        self.in_flight = in_flight
         self._next = 0
 
     @property
@@ -68,14 +70,26 @@ class ServerPools:
 def open_pools(endpoint: Endpoint, work: WorkQueue) -> ServerPools:
     """Pools for all servers of `endpoint`. Nothing is connected yet."""
     clock = KernelClock()
-    sockets = PlainSockets(asyncio.get_running_loop(), work, clock)
-    servers = [_Server(_pool(url, endpoint, work, clock, sockets), _head(url, endpoint)) for url in endpoint.base_urls]
-    return ServerPools(servers, sockets, clock)
+    sockets, in_flight = PlainSockets(asyncio.get_running_loop(), work, clock), InFlight()
+
+    def pool(base_url: str) -> ConnectionPool:
+        host, port, tls = _address(base_url, endpoint)
+        return ConnectionPool(
+            host,
+            port,
+            work,
+            clock=clock,
+            sockets=sockets,
+            in_flight=in_flight,
+            tls=tls,
+            connect_timeout=endpoint.connect_timeout,
+        )
+
+    servers = [_Server(pool(url), _head(url, endpoint)) for url in endpoint.base_urls]
+    return ServerPools(servers, sockets, clock, in_flight)
 
 
-def _pool(
-    base_url: str, endpoint: Endpoint, work: WorkQueue, clock: KernelClock, sockets: PlainSockets
-) -> ConnectionPool:
+def _address(base_url: str, endpoint: Endpoint) -> tuple[str, int, ssl.SSLContext | None]:
     url = urlsplit(base_url)
     tls: ssl.SSLContext | None = None
     if url.scheme == "https":
@@ -84,10 +98,7 @@ def _pool(
             tls.check_hostname = False
             tls.verify_mode = ssl.CERT_NONE
     assert url.hostname is not None
-    port = url.port or (443 if tls else 80)
-    return ConnectionPool(
-        url.hostname, port, work, clock=clock, sockets=sockets, tls=tls, connect_timeout=endpoint.connect_timeout
-    )
+    return url.hostname, url.port or (443 if tls else 80), tls
 
 
 def _head(base_url: str, endpoint: Endpoint) -> bytes:

@@ -146,9 +146,7 @@ class _Run:
         self._met_ns: int | None = None
         """When all processes of the load began the phase that they met for."""
         self._started_ns = monotonic_ns()
-        self._busy_ns = 0
-        """Time-weighted number of requests on the server, for Little's law: for each request that was sent, from then
-        until it ended."""
+        self._integral_before_ns = 0
         self._reaction_ns = 0
         """Σ over requests of the time from the end of a response until its lane took note: a closed loop's server waits
         for that."""
@@ -230,7 +228,8 @@ class _Run:
     def _begin_measured(self, run_dir: RunDirectory) -> None:
         self._watch.restart()
         self._phase = self._progress.phase = MEASURED
-        self._busy_ns, self._reaction_ns, self._sent_before = 0, 0, self._pool.sent
+        self._reaction_ns, self._sent_before = 0, self._pool.sent
+        self._integral_before_ns = self._pool.in_flight.integral_ns()
         self._started_ns = self._met_ns or monotonic_ns()
         self._watch.event("measured_start", start_ns=self._started_ns, requests=self._driver.total)
         if self._rendezvous is None:
@@ -319,9 +318,7 @@ class _Run:
             progress.running -= 1
             if self._phase == MEASURED and exchange.sent_ns is not None:
                 noticed = monotonic_ns()
-                ended = noticed if exchange.end_ns is None else exchange.end_ns
-                self._busy_ns += ended - exchange.sent_ns
-                self._reaction_ns += noticed - ended
+                self._reaction_ns += noticed - (noticed if exchange.end_ns is None else exchange.end_ns)
             self._work.later(partial(self._record, record, exchange, recorded, cancelled, given_up))
         return recorded
 
@@ -378,7 +375,7 @@ class _Run:
         self._watch.event(
             "measured_end",
             start_ns=self._started_ns,
-            running_integral_ns=self._busy_ns,
+            running_integral_ns=self._pool.in_flight.integral_ns() - self._integral_before_ns,
             reaction_ns=self._reaction_ns,
             stamps=self._pool.stamps,
             max_backlog_bytes=self._work.max_backlog,

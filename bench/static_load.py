@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic_ns
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from atom.bench.spool import RequestSpool
 from atom.recipes.errors import UsageError
 
 __all__ = ["StaticLoad"]
+
+CLOSED_CHECK_S: Final = 0.25
+"""A pause of the schedule, however long, ends this soon after the load may start nothing more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +125,7 @@ class StaticDriver:
         total = self._spec.max_concurrency or width * self._spec.shard.of
 
         async def lane(number: int) -> None:
-            await _until(sender.started_ns + round(ramp_s * 1e9 * number / total))
+            await _until(sender.started_ns + round(ramp_s * 1e9 * number / total), sender)
             for index, plan in plans:
                 if sender.closed:
                     return
@@ -151,7 +154,7 @@ class StaticDriver:
             released = 0  # when the limit last let a request through: those behind it could not go before
             for at, offset in enumerate(offsets_ns.tolist()):
                 due = sender.started_ns + offset
-                await _until(due)
+                await _until(due, sender)
                 held_back = slots.locked()
                 await slots.acquire()
                 if held_back:
@@ -166,6 +169,7 @@ class StaticDriver:
                 group.create_task(send(at, lane, due, ready))
 
 
-async def _until(moment_ns: int) -> None:
-    while (wait := moment_ns - monotonic_ns()) > 0:  # noqa: ASYNC110 (a timer may fire early)
-        await asyncio.sleep(wait / 1e9)
+async def _until(moment_ns: int, sender: Sender) -> None:
+    """Wait for the moment, or until nothing may be started any more."""
+    while not sender.closed and (wait := moment_ns - monotonic_ns()) > 0:  # noqa: ASYNC110 (a timer may fire early)
+        await asyncio.sleep(min(wait / 1e9, CLOSED_CHECK_S))

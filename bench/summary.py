@@ -89,6 +89,7 @@ def summarize(
         busy_ns=window.busy_ns,
         planned=load.get("num_prompts"),
         timed=accuracy is None,
+        sends=load.get("name") != "observe",
         more_reasons=[reason for section in (accuracy, agentic) if section is not None for reason in section.reasons],
         schedule=kept(records),
     )

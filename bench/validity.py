@@ -116,6 +116,7 @@ def judge(
     busy_ns: int | None,
     planned: int | None = None,
     timed: bool = True,
+    sends: bool = True,
     more_reasons: Sequence[str] = (),
     schedule: Kept | None = None,
 ) -> Verdict:
@@ -123,7 +124,8 @@ def judge(
     failed requests allowed.
 
     `recorded`: how many records were sent and ended, and the sum of these times in nanoseconds. `timed`: False for a
-    load whose answers count and not their times, which a saturated client makes no worse. `more_reasons`: what the load
+    load whose answers count and not their times, which a saturated client makes no worse. `sends`: False for
+    one that only looks on. `more_reasons`: what the load
     itself has against its run.
     """
     checks = [_accounting(counts, ended=ended), _little(recorded, wall_s, busy_ns)]
@@ -137,8 +139,13 @@ def judge(
         reasons.append("the run did not come to its end: figures are over what was recorded")
     ran = counts.completed + counts.failed
     all_failed = counts.completed == 0 and counts.failed > 0
+    none_completed = ended and not interrupted and counts.completed == 0
     if all_failed:
         reasons.append(f"all {counts.failed} requests failed")
+    elif none_completed and counts.started:
+        reasons.append(f"no request completed: {counts.cancelled} were cancelled, {counts.failed} failed")
+    elif none_completed and sends:
+        reasons.append("no request was started")
     elif ran and counts.failed / ran > threshold:
         reasons.append(
             f"{counts.failed} of {ran} requests failed ({counts.failed / ran:.1%}), "
@@ -151,7 +158,7 @@ def judge(
     if checks[1].ok is False:
         reasons.append(f"Little's law does not hold between the client's count and its records: {checks[1].detail}")
     reasons += [f"the requested rate was not held: {c.detail}" for c in checks[2:] if c.ok is False]
-    if all_failed:
+    if all_failed or (none_completed and counts.started):
         validity = Validity.FAILED
     elif interrupted or not ended:
         validity = Validity.INTERRUPTED

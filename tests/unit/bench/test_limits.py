@@ -58,6 +58,29 @@ async def test_grace_ends_what_outlasts_the_duration(serve: Any, load: Any, wire
     assert {len(r.chunk_ns) for r in loaded.records} == {1}
 
 
+async def test_a_server_that_never_answers_is_a_failed_run_whoever_ended_the_waiting(
+    serve: Any, load: Any, wire: Any
+) -> None:
+    server = serve(lambda number, body: [wire.HANG])
+    loaded = await load(server.url, 50, max_concurrency=2, duration=0.1, grace_period=0.1)
+    summary = summarize(loaded.run_dir)
+    assert (summary["validity"], summary["reasons"]) == ("failed", ["no request completed: 2 were cancelled, 0 failed"])
+
+
+@pytest.mark.parametrize("more", [{"request_rate": 0.01}, {"concurrency_ramp_s": 600.0, "max_concurrency": 2}])
+async def test_the_duration_ends_a_pause_of_the_schedule(
+    serve: Any, load: Any, wire: Any, more: dict[str, Any]
+) -> None:
+    """Whatever is due in minutes or hours: nothing is started after the duration, so there is nothing to wait for."""
+    server = serve(lambda number, body: wire.good_answer())
+    start = time.monotonic()
+    loaded = await load(server.url, 3, duration=0.3, **{"max_concurrency": None, **more})
+    assert time.monotonic() - start < 60
+    assert not loaded.outcome.interrupted
+    if not loaded.records:
+        assert summarize(loaded.run_dir)["reasons"] == ["no request was started"]
+
+
 async def test_warm_up_by_time_is_no_part_of_the_measured_phase(serve: Any, load: Any, wire: Any) -> None:
     server = serve(lambda number, body: [0.01, *wire.good_answer()])
     loaded = await load(server.url, 3, max_concurrency=2, warmup_duration=0.2)

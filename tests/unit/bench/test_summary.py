@@ -333,6 +333,13 @@ def test_chunks_read_together_are_the_clients_fault_only_when_it_was_late() -> N
     assert verdict(client(lag=6), ttft=1000, itl=50, coalesced_share=0.005, median_itl_ms=10.0) == []
 
 
+def test_an_answer_in_one_read_has_no_time_per_token(tmp_path: Path) -> None:
+    one_read = request(0, 0, last_ns=request(0, 0).first_ns, chunk_ns=[request(0, 0).first_ns] * 4)
+    summary = summarize(run_directory(tmp_path / "run", [one_read, request(1, 0)]))
+    assert summary["figures"]["mean_tpot_ms"]["n"] == 1
+    assert summary["figures"]["mean_tpot_ms"]["value"] > 0
+
+
 def test_a_client_that_notices_ends_late_makes_the_server_wait() -> None:
     assert (
         "took note of a response's end 20.0 ms late" in verdict(client(), mean_reaction_ms=20.0, mean_e2el_ms=100.0)[0]
