@@ -117,10 +117,9 @@ def _times(
     if gaps:
         values["time_to_second_token"] = gaps[0]
         values["inter_chunk_latency"] = gaps
-    if output is not None and output > 1:
+    if output is not None and output > 1 and decode_ns > 0:  # else all of them came in one read: not known
         values["inter_token_latency"] = decode_ns / 1e6 / (output - 1)
-        if decode_ns > 0:
-            values["output_token_throughput_per_user"] = (output - 1) * 1e9 / decode_ns
+        values["output_token_throughput_per_user"] = (output - 1) * 1e9 / decode_ns
     if prompt is not None and ttft_ns > 0:
         values["prefill_throughput_per_user"] = prompt * 1e9 / ttft_ns
     if output is not None and latency_ns > 0:

@@ -213,10 +213,8 @@ class AgenticDriver:
     ) -> tuple[asyncio.Future[bytes], int] | None:
         """The turn's body, in the making, at the time it is due; None if the load closes before."""
         due_ns = (sender.started_ns if ready.after_ns is None else ready.after_ns) + ready.pause_ns
-        body = tree.ahead.pop(ready.agent, None)
-        if body is not None:
-            self._ahead_bytes -= self._bytes(tree, ready.agent, ready.turn)
-        else:
+        body = self._take_ahead(tree, ready.agent, ready.turn)
+        if body is None:
             soon = await pacer.until(due_ns, lead_ns=LEAD_NS)
             if soon is None:
                 return None
@@ -234,6 +232,8 @@ class AgenticDriver:
             at_ns += FAILED_PAUSE_NS
         if is_context_overflow(record):
             tree.run.stop(ready.agent, at_ns)
+            if (body := self._take_ahead(tree, ready.agent, ready.turn + 1)) is not None:
+                body.cancel()
         else:
             tree.run.ended(ready.agent, ready.turn, at_ns)
         return at_ns
@@ -274,6 +274,13 @@ class AgenticDriver:
         if self._ahead_bytes + size <= MAX_AHEAD:
             self._ahead_bytes += size
             tree.ahead[agent] = self._make(tree, agent, turn)
+
+    def _take_ahead(self, tree: _Tree, agent: int, turn: int) -> asyncio.Future[bytes] | None:
+        """The body of a turn where it was made ahead: it counts no longer."""
+        body = tree.ahead.pop(agent, None)
+        if body is not None:
+            self._ahead_bytes -= self._bytes(tree, agent, turn)
+        return body
 
     def _bytes(self, tree: _Tree, agent: int, turn: int) -> int:
         return _BYTES_PER_TOKEN * tree.session.agents[agent].turns[turn].input_len

@@ -32,7 +32,8 @@ TURN_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 DEFINITIONS: Final[Mapping[str, tuple[str, str]]] = {
     "interactivity": (
         "tok/s",
-        "1 ÷ 90th percentile of (TPOT + TTFT ÷ output tokens), over completed requests of 2 output tokens or more",
+        "1 ÷ 90th percentile of (TPOT + TTFT ÷ output tokens), over completed requests whose output "
+        "tokens came at more than one time",
     ),
     "theoretical_cached_share": (
         "fraction",
@@ -103,8 +104,9 @@ class _Group:
     completed: int = 0
     failed: int = 0
     overflows: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
+    input_tokens: array[int] = field(default_factory=lambda: array("q"))
+    output_tokens: array[int] = field(default_factory=lambda: array("q"))
+    """Of the completed requests of which they are known."""
     cached: int = 0
     cached_of: int = 0
     blocks_hit: int = 0
@@ -129,8 +131,10 @@ class _Group:
             return
         self.completed += 1
         prompt = record.prompt_tokens if record.prompt_tokens is not None else record.input_len
-        self.input_tokens += prompt or 0
-        self.output_tokens += record.output_tokens or 0
+        if prompt is not None:
+            self.input_tokens.append(prompt)
+        if record.output_tokens is not None:
+            self.output_tokens.append(record.output_tokens)
         if record.cached_tokens is not None and record.prompt_tokens is not None:
             self.cached += record.cached_tokens
             self.cached_of += record.prompt_tokens
@@ -142,7 +146,7 @@ class _Group:
 
     def _latencies(self, ttft_ns: int, decode_ns: int, output: int | None) -> None:
         self.ttft_ms.append(ttft_ns / 1e6)
-        if output is not None and output > 1:
+        if output is not None and output > 1 and decode_ns > 0:  # else all of them came in one read: not known
             tpot = decode_ns / 1e6 / (output - 1)
             self.tpot_ms.append(tpot)
             self.per_token_ms.append(tpot + ttft_ns / 1e6 / output)
@@ -166,8 +170,8 @@ class _Group:
             "completed": self.completed,
             "failed": self.failed,
             "context_overflows": self.overflows,
-            "mean_input_tokens": self.input_tokens / self.completed if self.completed else None,
-            "mean_output_tokens": self.output_tokens / self.completed if self.completed else None,
+            "mean_input_tokens": _mean(self.input_tokens),
+            "mean_output_tokens": _mean(self.output_tokens),
             "median_ttft_ms": _percentile(self.ttft_ms, 50),
             "p99_ttft_ms": _percentile(self.ttft_ms, 99),
             "p99_ttft_supported": is_supported(len(self.ttft_ms), 99),
@@ -180,6 +184,10 @@ class _Group:
 
 def _percentile(values: Sequence[float], q: float) -> float | None:
     return float(np.percentile(np.asarray(values), q)) if len(values) else None
+
+
+def _mean(values: Sequence[int]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _by_turn(tagged: Sequence[tuple[RequestRecord, AgentTags]]) -> list[dict[str, Any]]:

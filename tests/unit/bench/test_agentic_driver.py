@@ -83,6 +83,7 @@ class FakeSender:
     started_ns: int = 0
     under_way: int = 0
     most: int = 0
+    driver: AgenticDriver | None = None
 
     @property
     def now(self) -> float:
@@ -136,6 +137,7 @@ def drive(load: AgenticLoad, sender: FakeSender | None = None, shard: Shard | No
     async def main() -> None:
         loop = asyncio.get_running_loop()
         driver = AgenticDriver(load, spec, now_ns=lambda: round(loop.time() * 1e9), threads=AtOnce())
+        sender.driver = driver
         driver.prepare(lambda: False)
         await driver.warm_up(sender)
         sender.phase, sender.started_ns = MEASURED, round(loop.time() * 1e9)
@@ -253,6 +255,14 @@ def test_failures_are_answers_and_a_context_overflow_ends_the_session() -> None:
         *((2, k) for k in range(3)),
     ]
     assert sender.of()[1].at == 1 + FAILED_PAUSE_NS / 1e9, "no busy loop against a server that refuses"
+
+
+def test_bodies_made_ahead_of_turns_that_never_come_count_no_longer() -> None:
+    tree = session("s", [turn(k) for k in range(3)])  # the next turn is due at once: its body is made ahead
+    sender = drive(load(tree, num_sessions=40), FakeSender(fails=lambda plan: "prompt is too long"))
+    assert len(sender.of()) == 40
+    assert sender.driver is not None
+    assert sender.driver._ahead_bytes == 0
 
 
 def test_an_overflow_of_a_sub_agent_lets_its_parent_go_on() -> None:

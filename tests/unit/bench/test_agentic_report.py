@@ -98,6 +98,25 @@ def test_interactivity_is_of_the_time_per_token_with_its_share_of_ttft(tmp_path:
     assert section.figures["interactivity"].value == pytest.approx(1000 / 4.5)
 
 
+def test_what_is_not_known_of_a_request_is_in_no_mean(tmp_path: Path) -> None:
+    unknown = {"prompt_tokens": None, "output_tokens": None, "tokens_from": None}
+    row = section_of(tmp_path, a_request(0, 0, 10), a_request(1, 0, 10, **unknown)).content["all"]
+    assert (row["completed"], row["mean_input_tokens"], row["mean_output_tokens"]) == (2, 100, 5)
+    row = section_of(tmp_path, a_request(0, 0, 10, **unknown)).content["all"]
+    assert (row["mean_input_tokens"], row["mean_output_tokens"]) == (None, None)
+
+
+def test_tokens_that_came_in_one_read_have_no_time_each(tmp_path: Path) -> None:
+    at_once = a_request(0, 0, 20, first_ns=20 * MS, chunk_ns=[20 * MS])
+    section = section_of(tmp_path, at_once)
+    assert section.content["all"]["median_tpot_ms"] is None
+    assert section.content["all"]["median_ttft_ms"] == 20
+    assert section.figures["interactivity"].value is None
+    both = section_of(tmp_path, at_once, a_request(1, 0, 20))
+    assert both.content["all"]["median_tpot_ms"] == 2.5
+    assert both.figures["interactivity"].n == 1
+
+
 def test_waits_for_sub_agents(tmp_path: Path) -> None:
     """The main agent's turns end at 10 and begin again at 100; sub-agents work from 20 to 60 and from 50 to 80."""
     one, two = ({"agent": name, "depth": 1, "parent": "0:t"} for name in "ab")

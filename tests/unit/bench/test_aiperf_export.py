@@ -112,6 +112,14 @@ def test_a_request_in_aiperfs_words(tmp_path: Path) -> None:
     assert line["error"] is None
 
 
+def test_tokens_that_came_in_one_read_have_no_time_each(tmp_path: Path) -> None:
+    moment = START + 60 * MS
+    (line,), summary = exported(a_run(tmp_path, a_record(0, first_ns=moment, last_ns=moment, chunk_ns=[moment] * 4)))
+    assert "inter_token_latency" not in line["metrics"]
+    assert "inter_token_latency" not in summary
+    assert line["metrics"]["time_to_first_token"]["value"] == 50
+
+
 def test_what_is_not_known_is_left_out_and_failures_have_no_metrics(tmp_path: Path) -> None:
     bare = a_record(0, prompt_tokens=None, cached_tokens=None, tokens_from="chunks", tags=None, session=None)
     failed = a_record(1, outcome=Outcome.FAILED, status=500, error_class="http", error_message="boom")
