@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import numpy.typing as npt
 
+from atom.bench.redact import redact_text
 from atom.bench.slices import DEFAULT_SLICE_S, LEAST_SLICE_S
 from atom.recipes.errors import UsageError
 
@@ -237,8 +238,8 @@ class LoadSpec:
         """The load as run.json keeps it. The API key stays out."""
         return {
             "name": self.name,
-            "base_url": _without_credentials(self.endpoint.base_url),
-            "more_urls": [_without_credentials(url) for url in self.endpoint.more_urls],
+            "base_url": redact_text(self.endpoint.base_url),
+            "more_urls": [redact_text(url) for url in self.endpoint.more_urls],
             "endpoint": self.endpoint.path,
             "api": str(self.endpoint.api),
             "model": self.endpoint.model,
@@ -258,11 +259,6 @@ class LoadSpec:
             "slice_duration_s": self.slice_duration,
             **self.workload.describe(),
         }
-
-
-def _without_credentials(url: str) -> str:
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def parse_goodput(items: list[str]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from atom.bench.redact import redact_arguments, redact_environment
 from atom.bench.wall_clock import WallClock
 
 __all__ = ["command_line", "provenance"]
@@ -23,8 +24,6 @@ PACKAGES: Final = (
     *("atom-serving", "numpy", "uvloop", "httpx", "torch", "triton", "vllm", "sglang", "transformers", "tokenizers"),
     *("safetensors", "mpi4py", "nixl-cu12", "nixl-cu13", "aiperf"),
 )
-_SECRET: Final = re.compile(r"key|token|secret|password|credential|auth", re.IGNORECASE)
-_SECRET_FLAGS: Final = frozenset({"--api-key", "--header", "-H"})
 
 
 def provenance(command: Sequence[str]) -> dict[str, Any]:
@@ -32,7 +31,7 @@ def provenance(command: Sequence[str]) -> dict[str, Any]:
     out."""
     clock = WallClock.now()
     return {
-        "command": _redacted(command),
+        "command": redact_arguments(command),
         "start_time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "start_ns": clock.monotonic_ns,
         "start_unix_ns": clock.unix_ns,
@@ -49,23 +48,14 @@ def provenance(command: Sequence[str]) -> dict[str, Any]:
         "devices": _devices(),
         "git": _git(),
         "packages": _packages(),
-        "env": {
-            name: "(hidden)" if _SECRET.search(name) else value
-            for name, value in sorted(os.environ.items())
-            if name.startswith(("ATOM_", "CUDA_VISIBLE", "HIP_VISIBLE", "ROCR_VISIBLE", "OMP_NUM", "PYTHONGC"))
-        },
+        "env": redact_environment(
+            {
+                name: value
+                for name, value in sorted(os.environ.items())
+                if name.startswith(("ATOM_", "CUDA_VISIBLE", "HIP_VISIBLE", "ROCR_VISIBLE", "OMP_NUM", "PYTHONGC"))
+            }
+        ),
     }
-
-
-def _redacted(command: Sequence[str]) -> list[str]:
-    result: list[str] = []
-    for position, argument in enumerate(command):
-        flag, equals, _ = argument.partition("=")
-        if position and command[position - 1] in _SECRET_FLAGS:
-            result.append("(hidden)")
-        else:
-            result.append(f"{flag}=(hidden)" if equals and flag in _SECRET_FLAGS else argument)
-    return result
 
 
 def _read(path: str) -> str | None:

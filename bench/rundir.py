@@ -19,6 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from atom.bench.redact import redact
 from atom.recipes.errors import RunError, UsageError
 
 __all__ = [
@@ -221,9 +222,10 @@ class RunDirectory:
         return _read_versioned(self.run_json)
 
     def write_run_json(self, fields: Mapping[str, Any]) -> None:
-        """Merge `fields` into run.json (top level) and replace it atomically. One process at a time."""
+        """Merge `fields` into run.json (top level), without their secrets, and replace it atomically. One process at a
+        time."""
         content = self.read_run_json() if self.run_json.exists() else {}
-        write_json(self.run_json, {"schema_version": SCHEMA_VERSION, **content, **fields})
+        write_json(self.run_json, {"schema_version": SCHEMA_VERSION, **content, **redact(fields)})
 
     def seal(self, validity: Validity | str, reasons: Sequence[str] = ()) -> None:
         """Say that the run is over and what it is worth. A run without this was killed."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from atom.bench.redact import redact_arguments, redact_option
 from atom.bench.slo import parse_objectives, percentiles_of
 from atom.bench.sweep import Plan, Swept, parse_plan
 from atom.bench.sweep_index import SweepIndex
@@ -29,7 +30,6 @@ from atom.cli.option_groups import (
 )
 from atom.cli.options import OUTPUT
 from atom.cli.sweep_run import SweepRun
-from atom.diag.redact import redact_arguments
 from atom.recipes.errors import UsageError
 
 __all__ = ["CONTEXT_SETTINGS", "EXAMPLES", "sweep"]
@@ -255,9 +255,10 @@ def _limit(text: str | None) -> int | None:
 
 
 def _recorded(given: Given) -> dict[str, Any]:
-    """By flag, what has to be the same when the sweep goes on."""
+    """By flag, what has to be the same when the sweep goes on; secrets in it may change."""
+    flags = {name: "--continue" if name == "go_on" else f"--{name.strip('_').replace('_', '-')}" for name in given}
     options = {
-        "--continue" if name == "go_on" else f"--{name.strip('_').replace('_', '-')}": value
+        flags[name]: redact_option(flags[name], value)
         for name, value in given.items()
         if name not in _NOT_THE_LOAD and value is not None
     }

@@ -20,6 +20,8 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
+from atom.bench.provenance import command_line
+from atom.bench.redact import redact_arguments
 from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.runner import LoadOutcome
 from atom.cli.options import QuietOption, check_writable
@@ -291,7 +293,9 @@ def _run_recorded(
     recipe: Recipe, options: LaunchOptions, output_dir: Path, view: _View, signals: _Signals
 ) -> ExitStatus:
     run_dir = RunDirectory(output_dir)
-    run_dir.write_run_json({"command": ["atom", *sys.argv[1:]], "kind": "serve", "start_ns": time.monotonic_ns()})
+    run_dir.write_run_json(
+        {"command": redact_arguments(command_line()), "kind": "serve", "start_ns": time.monotonic_ns()}
+    )
     session = MeasuredSession(
         recipe,
         run_dir,

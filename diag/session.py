@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
+from atom.bench.redact import redact_arguments, redact_environment
 from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.runner import LoadOutcome
 from atom.diag.capture import CaptureConfig, CaptureProcess
@@ -24,7 +25,6 @@ from atom.diag.gpu_choice import check_telemetry, gpus_to_sample, is_this_host
 from atom.diag.hook_report import HookReport
 from atom.diag.metrics_path import find_metrics, metrics_paths
 from atom.diag.metrics_target import MetricsTarget
-from atom.diag.redact import redact_arguments, redact_environment
 from atom.diag.server_figures import server_self_checks
 from atom.diag.server_info import server_info
 from atom.diag.server_under_test import PidTarget, ServerUnderTest, UrlTarget, death_notice, refuse_absent, watch
