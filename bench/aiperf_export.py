@@ -22,11 +22,12 @@ from typing import Any, Final
 import numpy as np
 
 from atom.bench.agentic.tags import AgentTags
+from atom.bench.arrivals import ArrivalPattern, Ramp
 from atom.bench.records import MEASURED, Outcome, RequestRecord, read_records
 from atom.bench.run_facts import checked_run
 from atom.bench.rundir import RunDirectory, write_json
 from atom.bench.wall_clock import WallClock
-from atom.recipes.errors import RunError
+from atom.recipes.errors import RunError, UsageError
 
 __all__ = ["RECORDS_FILE", "SCHEMA_VERSION", "SUMMARY_FILE", "export_aiperf"]
 
@@ -54,6 +55,15 @@ _UNITS: Final[Mapping[str, str]] = {
     "usage_prompt_cache_read_tokens": "tokens",
 }
 """Tag of a request's metric → its unit."""
+
+_FORMATS: Final[Mapping[str, str]] = {
+    "mooncake": "mooncake_trace",
+    "bailian": "bailian_trace",
+    "burstgpt": "burst_gpt_trace",
+}
+"""A trace's format → AIPerf's name of it."""
+_RAMP_STEPS: Final = 16
+"""Straight pieces of an exponential ramp."""
 
 Value = float | int | list[float]
 
@@ -194,6 +204,8 @@ class _Statistics:
     values: dict[str, array[float]] = field(default_factory=lambda: defaultdict(lambda: array("d")))
     outcomes: Counter[str] = field(default_factory=Counter)
     errors: Counter[tuple[int | None, str, str]] = field(default_factory=Counter)
+    cached: list[int] = field(default_factory=lambda: [0, 0])
+    """Cached prompt tokens and prompt tokens, of completed requests of which both are known."""
     theoretical: list[int] = field(default_factory=lambda: [0, 0])
     """Cached blocks and blocks, of completed requests."""
 
@@ -204,6 +216,9 @@ class _Statistics:
                 self.values[tag].extend(value)
             else:
                 self.values[tag].append(value)
+        if {"usage_prompt_cache_read_tokens", "usage_prompt_tokens"} <= metrics.keys():
+            self.cached[0] += record.cached_tokens or 0
+            self.cached[1] += record.prompt_tokens or 0
         error = _error(record)
         if error is not None:
             self.errors[error["code"], error["type"], error["message"]] += 1
@@ -289,14 +304,15 @@ def _iso(wall_ns: int) -> str:
 
 def _input_config(load: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
     """The load as AIPerf's configuration would say it: what its readers look for."""
-    phase: dict[str, Any] = {"name": "profiling", "kind": "profiling", "type": "concurrency"}
-    phase |= {"concurrency": load.get("concurrency") or load.get("max_concurrency") or 1}
+    phase: dict[str, Any] = {"name": "profiling", "kind": "profiling", **_arrivals(load)}
+    concurrency = load.get("concurrency") or load.get("max_concurrency")
+    if (
+        concurrency is not None or phase["type"] == "concurrency"
+    ):  # in a closed loop without a limit all are sent at once
+        phase["concurrency"] = concurrency or load.get("num_prompts") or 1
     for name, key in (("requests", "num_prompts"), ("duration", "duration_s"), ("grace_period", "grace_period_s")):
         if load.get(key) is not None:
             phase[name] = load[key]
-    rate = load.get("request_rate")
-    if isinstance(rate, int | float):
-        phase |= {"type": "poisson", "rate": rate}
     return {
         "models": {"items": [{"name": str(load.get("model") or summary["server"].get("model") or "model")}]},
         "endpoint": {"urls": [str(load.get("base_url") or "")], "type": load.get("api"), "streaming": True},
@@ -306,12 +322,53 @@ def _input_config(load: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[s
     }
 
 
+def _arrivals(load: Mapping[str, Any]) -> dict[str, Any]:
+    """When requests begin, as AIPerf's types of phases have it."""
+    source = load.get("source") or {}
+    if source.get("timestamps_used") is True:
+        return {"type": "fixed_schedule"}
+    rate, ramp = load.get("request_rate"), load.get("ramp")
+    rates: dict[str, Any] | None = {"rate": rate} if isinstance(rate, int | float) else None
+    if ramp is not None:
+        rates = _rate_series(ramp, load.get("num_prompts"))
+    if rates is None:
+        return {"type": "concurrency"}
+    pattern = load.get("arrival_pattern")
+    if pattern == ArrivalPattern.GAMMA:
+        return {"type": "gamma", "smoothness": load.get("burstiness") or 1.0, **rates}
+    return {"type": "constant" if pattern == ArrivalPattern.CONSTANT else "poisson", **rates}
+
+
+def _rate_series(told: Mapping[str, Any], count: int | None) -> dict[str, Any] | None:
+    """A ramp as points between which the rate is linear. None for what is no ramp."""
+    try:
+        ramp = Ramp(told.get("strategy", ""), told.get("start_rps") or 0.0, told.get("end_rps") or 0.0)
+    except UsageError:
+        return None
+    duration = ramp.duration_s(count or 1)
+    steps = 1 if ramp.strategy == "linear" else _RAMP_STEPS
+    return {
+        "rate_series": {
+            "points": [{"time_s": duration * k / steps, "qps": ramp.rate_at(k / steps)} for k in range(steps + 1)]
+        }
+    }
+
+
 def _dataset(load: Mapping[str, Any]) -> dict[str, Any]:
-    """AIPerf asks for one; what the load really sent is in run.json."""
-    path = load.get("input_file")
-    if isinstance(path, str):
-        return {"name": "main", "type": "file", "path": path, "format": "weka_trace"}
+    """AIPerf asks for one; what the load really sent is in run.json. A format that it does not read is not named."""
+    source = load.get("source") or {}
+    file = source.get("dataset")
+    if isinstance(load.get("input_file"), str):
+        return {"name": "main", "type": "file", "path": load["input_file"], "format": "weka_trace"}
+    if isinstance(file, dict) and isinstance(file.get("path"), str):
+        format_ = _FORMATS.get(str(source.get("trace_format")))
+        named = {} if format_ is None else {"format": format_}
+        return {"name": "main", "type": "file", "path": file["path"], **named}
     return {"name": "main", "type": "synthetic"}
+
+
+def _percent(part: int, whole: int) -> float | None:
+    return 100 * part / whole if whole else None
 
 
 def _derived(measured: _Statistics, summary: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -340,7 +397,7 @@ def _derived(measured: _Statistics, summary: Mapping[str, Any]) -> Iterator[tupl
         ("total_usage_prompt_tokens", "tokens", used),
         ("total_usage_completion_tokens", "tokens", measured.total("usage_completion_tokens")),
         ("total_usage_prompt_cache_read_tokens", "tokens", cached),
-        ("overall_usage_prompt_cache_read_pct", "%", 100 * cached / used if cached is not None and used else None),
+        ("overall_usage_prompt_cache_read_pct", "%", _percent(*measured.cached)),
     ]
     goodput = summary["figures"].get("request_goodput", {}).get("value")
     if goodput is not None:

@@ -58,6 +58,12 @@ class Ramp:
             return 2 * count / (start + end)
         return count * math.log(end / start) / (end - start)
 
+    def rate_at(self, share: float) -> float:
+        """Requests per second when this share (0 … 1) of the ramp's time is over."""
+        if self.strategy == "linear":
+            return self.start_rps + share * (self.end_rps - self.start_rps)
+        return float(self.start_rps * (self.end_rps / self.start_rps) ** share)
+
     def times_s(self, positions: FloatArray, count: int) -> FloatArray:
         """When the expected number of requests so far is `positions` (0 … count): the inverse of the integral of the
         rate. Positions of a process of rate 1 become arrivals of the process with this rate (time rescaling)."""

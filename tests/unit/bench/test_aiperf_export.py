@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,76 @@ def test_warm_up_is_kept_apart_and_the_theoretical_share_is_of_blocks(tmp_path: 
     assert set(summary["time_to_first_token"]) >= {"avg", "p1", "p50", "p99", "std", "min", "max", "unit", "sum"}
     assert summary["theoretical_prefix_cache_hit"] == {"unit": "%", "avg": 75.0, "count": 8, "sum": 6}
     assert summary["overall_usage_prompt_cache_read_pct"]["avg"] == 64
+
+
+def test_the_cached_share_is_of_the_prompts_whose_cache_is_told(tmp_path: Path) -> None:
+    records = (a_record(0), a_record(1, cached_tokens=None), a_record(2, prompt_tokens=None))
+    _, summary = exported(a_run(tmp_path, *records))
+    assert summary["overall_usage_prompt_cache_read_pct"]["avg"] == 64
+
+
+@pytest.mark.parametrize(
+    ("load", "phase"),
+    [
+        ({"request_rate": "inf", "max_concurrency": 8}, {"type": "concurrency", "concurrency": 8}),
+        ({"request_rate": "inf", "num_prompts": 9}, {"type": "concurrency", "concurrency": 9, "requests": 9}),
+        ({"request_rate": 2.0, "arrival_pattern": "poisson"}, {"type": "poisson", "rate": 2.0}),
+        ({"request_rate": 2.0, "arrival_pattern": "constant"}, {"type": "constant", "rate": 2.0}),
+        (
+            {"request_rate": 2.0, "arrival_pattern": "gamma", "burstiness": 0.5, "max_concurrency": 3},
+            {"type": "gamma", "rate": 2.0, "smoothness": 0.5, "concurrency": 3},
+        ),
+        (
+            {
+                "request_rate": "inf",
+                "arrival_pattern": "poisson",
+                "num_prompts": 30,
+                "ramp": {"strategy": "linear", "start_rps": 1.0, "end_rps": 5.0},
+            },
+            {
+                "type": "poisson",
+                "requests": 30,
+                "rate_series": {"points": [{"time_s": 0.0, "qps": 1.0}, {"time_s": 10.0, "qps": 5.0}]},
+            },
+        ),
+        ({"request_rate": "inf", "source": {"timestamps_used": True}}, {"type": "fixed_schedule"}),
+    ],
+)
+def test_arrivals_in_aiperfs_words(load: dict[str, Any], phase: dict[str, Any], tmp_path: Path) -> None:
+    _, summary = exported(a_run(tmp_path, a_record(0), load=load))
+    (found,) = summary["input_config"]["phases"]
+    assert found == {"name": "profiling", "kind": "profiling", **phase}
+
+
+def test_an_exponential_ramp_is_many_straight_ones(tmp_path: Path) -> None:
+    ramp = {"strategy": "exponential", "start_rps": 1.0, "end_rps": 4.0}
+    _, summary = exported(a_run(tmp_path, a_record(0), load={"request_rate": "inf", "ramp": ramp, "num_prompts": 60}))
+    points = summary["input_config"]["phases"][0]["rate_series"]["points"]
+    assert (points[0]["qps"], points[8]["qps"], points[-1]["qps"]) == pytest.approx((1, 2, 4))
+    sent = sum((a["qps"] + b["qps"]) / 2 * (b["time_s"] - a["time_s"]) for a, b in pairwise(points))
+    assert sent == pytest.approx(60, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("load", "dataset"),
+    [
+        ({}, {"type": "synthetic"}),
+        ({"source": {"random_input_len": 5}}, {"type": "synthetic"}),
+        ({"input_file": "w.json"}, {"type": "file", "path": "w.json", "format": "weka_trace"}),
+        (
+            {"source": {"trace_format": "burstgpt", "dataset": {"path": "b.csv"}}},
+            {"type": "file", "path": "b.csv", "format": "burst_gpt_trace"},
+        ),
+        (
+            {"source": {"trace_format": "azure", "dataset": {"path": "a.csv"}}},
+            {"type": "file", "path": "a.csv"},
+        ),
+        ({"source": {"dataset": {"path": "chats.jsonl"}}}, {"type": "file", "path": "chats.jsonl"}),
+    ],
+)
+def test_the_dataset_is_the_file_that_was_sent(load: dict[str, Any], dataset: dict[str, Any], tmp_path: Path) -> None:
+    _, summary = exported(a_run(tmp_path, a_record(0), load=load))
+    assert summary["input_config"]["datasets"] == [{"name": "main", **dataset}]
 
 
 def test_no_result_of_this_client_is_an_official_submission(tmp_path: Path) -> None:
