@@ -11,19 +11,22 @@ import asyncio
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Final
 
+from atom.bench.agentic.aiperf_launch import VARIABLE
 from atom.bench.agentic.aiperf_records import Imported, import_records
 from atom.bench.agentic.scenario_load import ScenarioLoad
 from atom.bench.aiperf_export import RECORDS_FILE
 from atom.bench.load import Api, LoadSpec, Shard
+from atom.bench.redact import REDACTED, redact, redact_text
 from atom.bench.rundir import RunDirectory
 from atom.bench.runner import LoadOutcome, OnProgress, Progress
 from atom.bench.wall_clock import WallClock
@@ -33,12 +36,18 @@ __all__ = ["ARTIFACTS", "Aiperf", "AiperfClient", "find_aiperf"]
 
 ARTIFACTS: Final = "aiperf"
 """Folder of the run directory."""
+LAUNCH: Final = Path(__file__).with_name("aiperf_launch.py")
 LOG_FILE: Final = "aiperf.log"
 POLL_S: Final = 0.5
 STOP_GRACE_S: Final = 20.0
 """After SIGINT, for its own export; then it is killed."""
+_NAMES_INTERPRETER: Final = ("#!", "'''exec' ")
+"""How the first line of a script begins, or else its second."""
 _HELP_TIMEOUT_S: Final = 120.0
 _TAIL_BYTES: Final = 20_000
+
+Pairs = list[tuple[str, str]]
+"""Flags and their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +59,36 @@ class Aiperf:
     help: str
     """Of `aiperf profile`: its flags differ between versions."""
 
+    def interpreter(self) -> list[str]:
+        """What its script names as its interpreter. UsageError if that is no Python: then nothing can be handed to it
+        but in its command line."""
+        try:
+            with open(self.path, "rb") as file:
+                head = file.read(1024).decode(errors="replace").splitlines()
+        except OSError as error:
+            raise UsageError(f"--client aiperf: {self.path} cannot be read: {error.strerror}") from None
+        lines = zip(head, _NAMES_INTERPRETER, strict=False)
+        named = [line.removeprefix(start) for line, start in lines if line.startswith(start)]
+        for words in map(_words, named):  # the second line where the path is too long for the first
+            if any(Path(word).name.startswith("python") for word in words[:2]):
+                return [word for word in words if word not in ("$0", "$@")]
+        raise UsageError(
+            f"--client aiperf: {self.path} is no Python script: a key, a header or a password in a URL would have to "
+            "stand in its command line, where everybody can read it; name AIPerf's own script with --aiperf-executable"
+        )
+
     def require(self, flag: str) -> str:
         """UsageError if this version has no such flag."""
         if flag not in self.help:
             raise UsageError(f"AIPerf {self.version} ({self.path}) has no {flag}: leave out what needs it")
         return flag
+
+
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError:
+        return []
 
 
 def find_aiperf(executable: str | None) -> Aiperf:
@@ -129,13 +163,16 @@ class AiperfClient:
         folder = run_dir.path.absolute() / ARTIFACTS
         folder.mkdir(exist_ok=True)
         traces = await asyncio.to_thread(self.traces, folder / "traces")
-        command = self.command(spec, traces, folder)
+        command, hidden = self.command(spec, traces, folder), _hidden(spec, self.load)
         clock = WallClock.now()
         alone = replace(spec, shard=Shard())  # its own processes write no files of ours
         run_dir.write_run_json(
-            {"load": alone.describe(), "aiperf": {"version": self.executable.version, "command": _hidden(command)}}
+            {
+                "load": alone.describe(),
+                "aiperf": {"version": self.executable.version, "command": [*command, *_shown(hidden)]},
+            }
         )
-        status = await self._run(command, folder, on_progress, stop)
+        status = await self._run(*self._start(command, hidden), folder, on_progress, stop)
         imported = await asyncio.to_thread(
             import_records, run_dir, folder, self.load.load, clock, stopped=stop.is_set()
         )
@@ -147,7 +184,7 @@ class AiperfClient:
         return _outcome(imported, stopped=stop.is_set())
 
     def command(self, spec: LoadSpec, traces: Path, folder: Path) -> list[str]:
-        """AIPerf's command line for `spec`."""
+        """AIPerf's command line for `spec`, without what is `_hidden`."""
         aiperf, load, endpoint = self.executable, self.load.load, spec.endpoint
         assert self.load.scenario is not None
         assert load.tokenizer is not None
@@ -156,8 +193,9 @@ class AiperfClient:
         command = [aiperf.path, "profile", "--scenario", self.load.scenario]
         if self.unsafe_override:
             command.append("--unsafe-override")
-        for url in endpoint.base_urls:
-            command += ["--url", url]
+        if not _carry_secrets(endpoint.base_urls):
+            for url in endpoint.base_urls:
+                command += ["--url", url]
         command += ["--endpoint-type", "chat" if endpoint.api is Api.CHAT else "completions"]
         command += ["--endpoint", endpoint.path, "--streaming", "--model", endpoint.model]
         command += ["--tokenizer", str(tokenizer.absolute()), "--use-server-token-count", "--no-gpu-telemetry"]
@@ -169,12 +207,8 @@ class AiperfClient:
         command += ["--trajectory-start-max-ratio", f"{load.start_max_ratio:g}"]
         command += ["--request-timeout-seconds", f"{endpoint.request_timeout:g}"]
         command += self._where_given(spec)
-        if endpoint.api_key is not None:
-            command += ["--api-key", endpoint.api_key]
-        for name, value in endpoint.headers.items():
-            command += ["--header", f"{name}:{value}"]
-        for name, value in {**load.sampling, **load.extra_body}.items():
-            command += ["--extra-inputs", f"{name}:{json.dumps(value) if not isinstance(value, str) else value}"]
+        for name, value in _inputs(self.load, secret=False):
+            command += [name, value]
         if not load.ignore_eos:
             command += ["--extra-inputs", "ignore_eos:false"]
         return [*command, "--output-artifact-dir", str(folder), "--ui", "none"]
@@ -201,7 +235,22 @@ class AiperfClient:
         metrics = ["--server-metrics", *self.server_metrics] if self.server_metrics else []
         return [*(part for pair in given for part in pair), *metrics]
 
-    async def _run(self, command: list[str], folder: Path, on_progress: OnProgress | None, stop: asyncio.Event) -> int:
+    def _start(self, command: list[str], hidden: Pairs) -> tuple[list[str], dict[str, str]]:
+        """What is started for `command` and what is hidden, and its environment."""
+        env = _environment()
+        if not hidden:
+            return command, env
+        env[VARIABLE] = json.dumps([part for pair in hidden for part in pair])
+        return [*self.executable.interpreter(), str(LAUNCH), *command], env
+
+    async def _run(
+        self,
+        command: list[str],
+        env: Mapping[str, str],
+        folder: Path,
+        on_progress: OnProgress | None,
+        stop: asyncio.Event,
+    ) -> int:
         """AIPerf to its end, or to ours: its whole process group is gone when this returns, however it does."""
         with (folder / LOG_FILE).open("wb") as log:
             process = await asyncio.create_subprocess_exec(
@@ -209,7 +258,7 @@ class AiperfClient:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(),
+                env=env,
                 start_new_session=True,
             )
         stopped = asyncio.ensure_future(stop.wait())
@@ -241,9 +290,32 @@ def _signal_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
 
 
-def _hidden(command: list[str]) -> list[str]:
-    secret = {"--api-key", "--header"}
-    return [("(hidden)" if i and command[i - 1] in secret else part) for i, part in enumerate(command)]
+def _hidden(spec: LoadSpec, load: ScenarioLoad) -> Pairs:
+    """Flags and values that no command line may have."""
+    endpoint = spec.endpoint
+    key = [] if endpoint.api_key is None else [("--api-key", endpoint.api_key)]
+    urls = [("--url", url) for url in endpoint.base_urls] if _carry_secrets(endpoint.base_urls) else []
+    headers = [("--header", f"{name}:{value}") for name, value in endpoint.headers.items()]
+    return [*urls, *key, *headers, *_inputs(load, secret=True)]
+
+
+def _shown(hidden: Pairs) -> list[str]:
+    """For run.json."""
+    return [part for flag, value in hidden for part in (flag, redact_text(value) if flag == "--url" else REDACTED)]
+
+
+def _carry_secrets(urls: Sequence[str]) -> bool:
+    return any(redact_text(url) != url for url in urls)
+
+
+def _inputs(load: ScenarioLoad, *, secret: bool) -> Pairs:
+    """Further fields of each request's body: those that hold secrets, or the others."""
+    fields = {**load.load.sampling, **load.load.extra_body}
+    return [
+        ("--extra-inputs", f"{name}:{value if isinstance(value, str) else json.dumps(value)}")
+        for name, value in fields.items()
+        if (redact({name: value}) != {name: value}) == secret
+    ]
 
 
 class _Watched:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import stat
+import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -10,11 +12,14 @@ from typing import Any
 
 import pytest
 
+from atom.bench.agentic import aiperf_client
 from atom.bench.agentic.aiperf_client import Aiperf, AiperfClient, find_aiperf
+from atom.bench.agentic.aiperf_launch import VARIABLE
 from atom.bench.agentic.generate import GenerateConfig, generate_traces
 from atom.bench.agentic.load import AgenticLoad, CacheBust
 from atom.bench.agentic.scenario_load import ScenarioLoad
 from atom.bench.load import Api, Endpoint, LoadSpec, Shard
+from atom.bench.redact import REDACTED
 from atom.cli import main as cli
 from atom.recipes.errors import ExitStatus, UsageError
 
@@ -101,7 +106,8 @@ def test_what_aiperf_is_told() -> None:
     assert pairs["--max-context-length"] == "4096"
     assert pairs["--workers-max"] == "4"
     assert pairs["--input-file"] == "/t"
-    assert pairs["--header"] == "A:b"
+    assert "--header" not in command
+    assert "--api-key" not in command
     assert "temperature:0.5" in command
     assert "ignore_eos:false" in command
     at = command.index("--server-metrics")
@@ -128,6 +134,51 @@ def an_executable(path: Path, code: str) -> str:
     path.write_text(f"#!{sys.executable}\nimport sys\n{code}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
+
+
+SAYS_ALL = (
+    "import json; print(json.dumps([sys.argv, open('/proc/self/cmdline').read(), list(__import__('os').environ)]))"
+)
+
+
+def told(path: Path, executable: str) -> tuple[list[str], list[str], str, list[str], list[str]]:
+    """What is started; arguments, command line and environment there; what run.json keeps."""
+    client = a_client(Aiperf(executable, "0.13.0", FLAGS.replace(" ", "")), extra_body={"auth_token": "s3cret", "n": 1})
+    endpoint = Endpoint(base_url="http://u:s3cret@h:1", model="m", api_key="s3cret", headers={"A": "s3cret"})
+    spec = LoadSpec(name="x", endpoint=endpoint, workload=client.load, duration=60.0)
+    hidden = aiperf_client._hidden(spec, client.load)
+    started, env = client._start(client.command(spec, path, path), hidden)
+    done = subprocess.run(started, env=env, capture_output=True, text=True, check=True, cwd=path)
+    return started, *json.loads(done.stdout), aiperf_client._shown(hidden)
+
+
+def test_no_secret_is_in_aiperfs_command_line_nor_kept(tmp_path: Path) -> None:
+    started, arguments, line, environment, kept = told(tmp_path, an_executable(tmp_path / "aiperf", SAYS_ALL))
+    assert not any("s3cret" in part for part in [*started, line, *kept])
+    given = dict(pairwise(arguments))
+    assert given["--url"] == "http://u:s3cret@h:1"
+    assert given["--api-key"] == "s3cret"
+    assert given["--header"] == "A:s3cret"
+    assert {"auth_token:s3cret", "n:1"} <= set(arguments)
+    assert arguments[:2] == [str(tmp_path / "aiperf"), "profile"]
+    assert VARIABLE not in environment
+    assert kept[:4] == ["--url", "http://h:1", "--api-key", REDACTED]
+
+
+def test_a_script_whose_interpreter_has_a_long_path(tmp_path: Path) -> None:
+    script = tmp_path / "aiperf"
+    an_executable(script, SAYS_ALL)
+    _, *rest = script.read_text().splitlines()
+    first = f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''"
+    script.write_text("\n".join([first, *rest]))
+    assert "s3cret" in told(tmp_path, str(script))[1]
+
+
+def test_a_wrapper_that_could_pass_secrets_only_openly_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "aiperf"
+    script.write_text('#!/bin/sh\nexec python3 -m aiperf "$@"\n')
+    with pytest.raises(UsageError, match="is no Python script"):
+        told(tmp_path, str(script))
 
 
 def test_an_aiperf_is_asked_for_its_version_and_flags(tmp_path: Path) -> None:
