@@ -21,7 +21,20 @@ from atom.recipes.errors import UsageError
 if TYPE_CHECKING:
     from atom.bench.driver import Driver
 
-__all__ = ["Api", "Endpoint", "LoadSpec", "PlannedRequest", "RequestSource", "Shard", "Workload", "parse_goodput"]
+__all__ = [
+    "DEFAULT_FAILED_REQUEST_THRESHOLD",
+    "Api",
+    "Endpoint",
+    "LoadSpec",
+    "PlannedRequest",
+    "RequestSource",
+    "Shard",
+    "Workload",
+    "parse_goodput",
+]
+
+DEFAULT_FAILED_REQUEST_THRESHOLD: Final = 0.1
+"""Share of failed requests beyond which a run is no valid evidence."""
 
 
 class Api(StrEnum):
@@ -186,7 +199,7 @@ class LoadSpec:
     ignore_eos: bool = False
     keep_text: bool = False
     """Keep each response's text in its record (`--save-detailed`)."""
-    failed_request_threshold: float = 0.1
+    failed_request_threshold: float = DEFAULT_FAILED_REQUEST_THRESHOLD
     """Share of failed requests above which the run is no valid evidence."""
     goodput: Mapping[str, float] = field(default_factory=dict)
     """SLO per metric (`ttft`, `tpot`, `e2el`), in milliseconds."""

@@ -17,6 +17,7 @@ from atom.bench.agentic.report import AgenticSection, agentic_section, replays_s
 from atom.bench.client_window import ClientWindow, WorkerWindow, read_client_window
 from atom.bench.clocks import clock_notes
 from atom.bench.gsm8k.section import AccuracySection, accuracy_section, asks_word_problems
+from atom.bench.load import DEFAULT_FAILED_REQUEST_THRESHOLD
 from atom.bench.metrics import DISTRIBUTIONS, RATES, Figure, FloatArray, Samples, collect, distribution
 from atom.bench.records import Outcome, RequestRecord, read_records
 from atom.bench.run_facts import checked_run
@@ -81,7 +82,7 @@ def summarize(
         counts,
         client,
         figures,
-        threshold=_or(load.get("failed_request_threshold"), 0.1),
+        threshold=_or(load.get("failed_request_threshold"), DEFAULT_FAILED_REQUEST_THRESHOLD),
         interrupted=window.interrupted,
         ended=window.ended,
         recorded=_time_in_system(records),

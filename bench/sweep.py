@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from atom.bench.backlog import Backlog
+from atom.bench.load import DEFAULT_FAILED_REQUEST_THRESHOLD
 from atom.bench.rundir import Validity
 from atom.bench.slo import Objective, ObjectiveResult, check_objectives, error_rate
 from atom.recipes.errors import ExitStatus, UsageError
@@ -104,7 +105,9 @@ def judge_point(
     results = check_objectives(objectives, {**values, "error_rate": failing})
     threshold = summary["load"].get("failed_request_threshold")
     all_failed = summary["validity"] == Validity.FAILED
-    if failing is not None and (all_failed or failing > (0.1 if threshold is None else threshold)):
+    if failing is not None and (
+        all_failed or failing > (DEFAULT_FAILED_REQUEST_THRESHOLD if threshold is None else threshold)
+    ):
         return State.BROKEN, f"{failed:,.0f} of {completed + failed:,.0f} requests failed", results
     if summary["validity"] != Validity.VALID:
         return State.UNKNOWN, "; ".join(summary["reasons"]) or str(summary["validity"]), results
@@ -136,10 +139,6 @@ class Plan:
     """Measure all `values`, also those after one that is too much."""
     judged: bool = True
     """Whether anything but a plateau can end a search: an objective, or a rate to keep up with."""
-
-    @property
-    def is_search(self) -> bool:
-        return not self.values
 
     def next(self, points: Sequence[Point]) -> float | None:
         """None: done. What was no valid evidence is measured once more, at once: a moment of a busy machine must not
@@ -276,7 +275,11 @@ def conclude(
         nothing = f"no request was completed: {ordered[0].why}" if ordered else "no point was measured"
         return _concluded(None, ExitStatus.FAILED, Validity.FAILED, [nothing], notes)
     limit = next((point for point in ordered if point.state is State.BROKEN), None)
-    knee = _highest_met(plan, ordered, limit) if by_objective else _by_curvature(plan, ordered)
+    if by_objective:
+        knee = _highest_met(plan, ordered, limit)
+    else:
+        knee, none = _by_curvature(plan, ordered)
+        notes += [f"no knee found: {none}"] if knee is None else []
     status, reasons = _doubts(plan, ordered, limit, knee, by_objective)
     if fail_below is not None:
         status = _gate(plan, knee, fail_below, status, reasons)
@@ -342,12 +345,21 @@ def _highest_met(plan: Plan, ordered: Sequence[Point], limit: Point | None) -> K
 
 
 MIN_FOR_CURVATURE: Final = 3
+LEAST_BULGE: Final = 0.2
+"""How far above the diagonal of the unit square the knee must lie: of a straight line with noise, too, some point lies
+above."""
+FLATTENED: Final = 0.5
+"""Beyond the knee throughput must grow by less than this power of what grew. (1: in proportion; 0: not at all.)"""
 
 
-def _by_curvature(plan: Plan, ordered: Sequence[Point]) -> Knee | None:
-    """Kneedle (Satopää, Albrecht, Irwin and Raghavan, "Finding a 'Kneedle' in a Haystack", 2011): with latency and
+def _by_curvature(plan: Plan, ordered: Sequence[Point]) -> tuple[Knee | None, str]:
+    """The knee, or why there is none.
+
+    Kneedle (Satopää, Albrecht, Irwin and Raghavan, "Finding a 'Kneedle' in a Haystack", 2011): with latency and
     throughput both scaled to 0 … 1, the point of a concave curve that lies farthest above the diagonal has the greatest
-    curvature. Without the paper's smoothing: the points are few, and each is a measurement of its own."""
+    curvature. Without the paper's smoothing: the points are few, and each is a measurement of its own. Some point is
+    the farthest of any curve, so it counts only if it lies clearly above, and throughput flattens beyond it.
+    """
     curve = [
         (point.value, latency, throughput)
         for point in ordered
@@ -356,15 +368,31 @@ def _by_curvature(plan: Plan, ordered: Sequence[Point]) -> Knee | None:
         and (throughput := point.figure("output_throughput")) is not None
     ]
     if len(curve) < MIN_FOR_CURVATURE:
-        return None
+        return None, f"fewer than {MIN_FOR_CURVATURE} valid points"
     latencies, throughputs = [c[1] for c in curve], [c[2] for c in curve]
     span_x, span_y = max(latencies) - min(latencies), max(throughputs) - min(throughputs)
     if span_x <= 0 or span_y <= 0:
-        return None
-    value, latency, throughput = max(
-        curve, key=lambda c: (c[2] - min(throughputs)) / span_y - (c[1] - min(latencies)) / span_x
-    )
+        return None, "latency or throughput is the same at all points"
+
+    def above(c: tuple[float, float, float]) -> float:
+        return (c[2] - min(throughputs)) / span_y - (c[1] - min(latencies)) / span_x
+
+    best = max(curve[1:-1], key=above)
+    if _power(curve[0], best) <= _power(best, curve[-1]) or best[2] < (1 + PLATEAU) * curve[0][2]:
+        return None, "throughput does not flatten between the first point and the last"
+    if _power(best, curve[-1]) >= FLATTENED:
+        return None, f"throughput still grows at {plan.swept.show(curve[-1][0])}: it lies above"
+    if above(best) < LEAST_BULGE:
+        return None, "the curve of throughput over latency has no clear bend"
+    value, latency, throughput = best
     detail = (
         f"greatest curvature of output tok/s over E2EL p50 (Kneedle), at {throughput:,.1f} tok/s and {latency:,.1f} ms"
     )
-    return Knee(value, "curvature", detail)
+    return Knee(value, "curvature", detail), ""
+
+
+def _power(one: tuple[float, float, float], other: tuple[float, float, float]) -> float:
+    """p where throughput grew from one point to the other as the p-th power of the value."""
+    if one[2] <= 0 or other[2] <= 0:
+        return 0.0 if other[2] <= 0 else math.inf
+    return math.log(other[2] / one[2]) / math.log(other[0] / one[0])

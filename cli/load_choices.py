@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from atom.bench.arrivals import ArrivalPattern, Arrivals, Ramp
-from atom.bench.load import Api, Endpoint, parse_goodput
+from atom.bench.load import DEFAULT_FAILED_REQUEST_THRESHOLD, Api, Endpoint, parse_goodput
 from atom.bench.random_load import RandomSource
 from atom.bench.static_load import StaticLoad
 from atom.bench.target import Target
@@ -90,7 +90,7 @@ LOAD_DEFAULTS: Final[Mapping[str, Any]] = {
     "continuous_usage_stats": False,
     "goodput": None,
     "slice_duration": 1.0,
-    "failed_request_threshold": 0.1,
+    "failed_request_threshold": DEFAULT_FAILED_REQUEST_THRESHOLD,
     "save_detailed": False,
 }
 """What `atom bench random` does without its options, by parameter: for commands that have fewer."""

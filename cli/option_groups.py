@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from atom.bench.load import DEFAULT_FAILED_REQUEST_THRESHOLD
 from atom.cli import load_options as load
 from atom.cli import options as opt
 from atom.cli.load_options import EVIDENCE, LOAD, SAMPLING, SERVER
@@ -198,7 +199,7 @@ def evidence_options(
             metavar="METRIC:MS", help="SLO on ttft, tpot or e2el in ms; repeatable.", rich_help_panel=EVIDENCE
         ),
     ] = None,
-    failed_request_threshold: load.FailedRequestThresholdOption = 0.1,
+    failed_request_threshold: load.FailedRequestThresholdOption = DEFAULT_FAILED_REQUEST_THRESHOLD,
     slice_duration: Annotated[
         float, typer.Option(help="Seconds per slice of the time series in the summary.", rich_help_panel=EVIDENCE)
     ] = 1.0,

@@ -62,7 +62,7 @@ def write_sweep_page(
 def _knee(index: SweepIndex, conclusion: Conclusion) -> str:
     knee = conclusion.knee
     if knee is None:
-        return '<p class="reasons">No knee: ' + escape("; ".join(conclusion.reasons) or "too few points") + "</p>"
+        return '<p class="reasons">No knee: ' + escape("; ".join([*conclusion.reasons, *conclusion.notes])) + "</p>"
     point = next(p for p in latest(index.points) if p.value == knee.value)
     tiles = [("knee", index.plan.swept.show(knee.value), "")]
     for name, label, unit in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,54 @@ def test_knee_by_curvature_is_where_throughput_stops_to_pay() -> None:
     assert conclusion.knee is not None
     assert conclusion.knee.value in (8, 16)
     assert conclusion.knee.how == "curvature"
-    assert conclude(plan, points[:2], []).knee is None, "two points have no curvature"
+    short = conclude(plan, points[:2], [])
+    assert short.knee is None, "two points have no curvature"
+    assert short.notes == ["no knee found: fewer than 3 valid points"]
+
+
+@pytest.mark.parametrize(
+    ("throughputs", "latencies", "why"),
+    [
+        ((100, 200, 400, 800), (100, 101, 104, 110), "throughput still grows|does not flatten"),
+        ((100, 200, 399, 801), (100, 99, 102, 100), "throughput still grows|does not flatten"),
+        ((100, 198, 400, 790), (101, 100, 100.5, 100.2), "throughput still grows|does not flatten"),
+        ((100, 141, 200, 283), (100, 141, 200, 283), "does not flatten|still grows|no clear bend"),
+        ((1000, 1010, 1005, 1002), (10, 20, 40, 80), "does not flatten"),
+        ((500, 500, 500, 500), (10, 20, 40, 80), "the same at all points"),
+    ],
+)
+def test_a_line_without_a_bend_has_no_knee(
+    throughputs: tuple[float, ...], latencies: tuple[float, ...], why: str
+) -> None:
+    plan = Plan(swept=Swept.CONCURRENCY, values=(1, 2, 4, 8), judged=False)
+    points = [point(v, tok_s=t, e2el=e) for v, t, e in zip(plan.values, throughputs, latencies, strict=True)]
+    conclusion = conclude(plan, points, [])
+    assert conclusion.knee is None
+    assert re.match(f"no knee found: .*({why})", conclusion.notes[-1])
+    assert conclude(plan, points, [], fail_below=1).status is ExitStatus.INVALID
+
+
+@given(
+    saturates=st.sampled_from([2, 4, 8, 16]),
+    noise=st.lists(st.floats(-0.02, 0.02), min_size=14, max_size=14),
+    count=st.integers(3, 7),
+)
+def test_knee_is_where_a_noisy_server_saturates_or_nowhere(saturates: int, noise: list[float], count: int) -> None:
+    plan = Plan(swept=Swept.CONCURRENCY, values=tuple(2.0**i for i in range(count)), judged=False)
+    points = [
+        point(
+            value,
+            tok_s=100 * min(value, saturates) * (1 + noise[2 * i]),
+            e2el=100 * max(1.0, value / saturates) * (1 + noise[2 * i + 1]),
+        )
+        for i, value in enumerate(plan.values)
+    ]
+    knee = conclude(plan, points, []).knee
+    if saturates < plan.values[-1]:
+        assert knee is not None
+        assert knee.value == saturates
+    else:
+        assert knee is None
 
 
 def test_every_point_has_prompts_of_its_own_and_the_seed_decides() -> None:
