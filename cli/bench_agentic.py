@@ -13,29 +13,20 @@ import typer
 from atom.bench.agentic.aiperf_client import AiperfClient, find_aiperf
 from atom.bench.agentic.generate import GenerateConfig, generate_traces, write_traces
 from atom.bench.agentic.load import AgenticLoad, CacheBust
-from atom.bench.agentic.model import Session
 from atom.bench.agentic.scenario_load import ScenarioLoad
 from atom.bench.agentic.validity import SCENARIOS, Scenario, find_scenario
-from atom.bench.agentic.weka import load_traces
-from atom.bench.load import Endpoint
+from atom.bench.agentic.weka import Traces, load_traces
+from atom.bench.load import Api, Endpoint
 from atom.bench.target import Target
 from atom.cli import load_options as load
-from atom.cli.bench_checks import check_numbers, check_texts, parse_extra_body
-from atom.cli.bench_command import SERVER_ARGUMENTS, bench_output
-from atom.cli.bench_run import BenchRun
-from atom.cli.load_choices import (
-    BACKENDS,
-    LOAD_DEFAULTS,
-    check_address,
-    launch_options,
-    limits,
-    sampling,
-    server_choice,
-)
+from atom.cli.bench_checks import parse_extra_body
+from atom.cli.bench_command import SERVER_ARGUMENTS, bench
+from atom.cli.load_choices import BACKENDS, LOAD_DEFAULTS, limits, sampling
 from atom.cli.load_options import LOAD, SAMPLING, SERVER
 from atom.cli.load_run import LoadFactory
 from atom.cli.option_groups import evidence_options, output_options, sampling_options, server_options, with_options
 from atom.cli.progress import PLAIN_PERIOD_S
+from atom.cli.rank_run import rank_count
 from atom.diag.metrics_target import parse_metrics_targets
 from atom.recipes.errors import UsageError
 
@@ -213,18 +204,7 @@ def _run(given: dict[str, Any]) -> int:
     given["backend"] = _BACKENDS.get(given["backend"], given["backend"])
     given["trace_idle_gap_cap"] = _cap("--trace-idle-gap-cap-seconds", given["trace_idle_gap_cap"])
     given["system_idle_gap_cap"] = _cap("--system-idle-gap-cap-seconds", given["system_idle_gap_cap"])
-    check_numbers(given)
-    check_texts(given)
-    check_address(given)
-    conflicts = _check(given)
-    choice = server_choice(given, launch_options(given))
-    launch = replace(choice.launch, env={CONTEXT_GAUGES: "1", **choice.launch.env})
-    return BenchRun(
-        name="aiperf-agentic",
-        server=replace(choice, launch=launch),
-        load=_load(given, conflicts),
-        output=bench_output(given),
-    ).run()
+    return bench("aiperf-agentic", given, _load, check=_check, server_env={CONTEXT_GAUGES: "1"})
 
 
 _BACKENDS: Final = {"chat": "openai-chat", "completions": "openai"}
@@ -240,8 +220,8 @@ def _cap(flag: str, text: str) -> float | None:
         raise UsageError(f"{flag} must be a number of seconds, or none; got {text!r}") from None
 
 
-def _check(given: dict[str, Any]) -> list[str]:
-    """What goes against the scenario; UsageError if that is not overridden, and for what is wrong in any case."""
+def _check(given: dict[str, Any]) -> None:
+    """UsageError for what is wrong, for options that would be ignored, and for what goes against the scenario."""
     for name, known in (("client", _CLIENTS), ("cache_bust", tuple(CacheBust))):
         if given[name] not in known:
             raise UsageError(f"--{name.replace('_', '-')} must be one of {', '.join(known)}; got {given[name]!r}")
@@ -251,18 +231,44 @@ def _check(given: dict[str, Any]) -> list[str]:
         for name in _GENERATE_ONLY:
             if _is_given(given, f"generate_{name}"):
                 raise UsageError(f"--generate-{name.replace('_', '-')} is for --generate, which is not given")
-    if given["client"] == NATIVE and given["aiperf_executable"] is not None:
-        raise UsageError("--aiperf-executable is for --client aiperf, which is not given")
+    (_check_native if given["client"] == NATIVE else _check_aiperf)(given)
     if not 0 < given["stats_interval"] < inf:
         raise UsageError(f"--stats-interval must be positive and finite, got {given['stats_interval']:g}")
-    scenario = find_scenario(given["scenario"])
-    conflicts = [] if scenario is None else scenario.conflicts(given)
-    if scenario is not None and conflicts and not given["unsafe_override"]:
+    conflicts = _conflicts(given)
+    if conflicts and not given["unsafe_override"]:
         raise UsageError(
-            f"scenario {scenario.name} does not allow {'; '.join(conflicts)}. --unsafe-override runs it anyway, and "
-            "the result does not count for the scenario"
+            f"scenario {given['scenario']} does not allow {'; '.join(conflicts)}. --unsafe-override runs it anyway, "
+            "and the result does not count for the scenario"
         )
-    return conflicts
+
+
+def _conflicts(given: dict[str, Any]) -> list[str]:
+    """What goes against the scenario."""
+    scenario = find_scenario(given["scenario"])
+    return [] if scenario is None else scenario.conflicts(given)
+
+
+def _check_native(given: dict[str, Any]) -> None:
+    if given["aiperf_executable"] is not None:
+        raise UsageError("--aiperf-executable is for --client aiperf, which is not given")
+    chat = BACKENDS.get(given["backend"]) is Api.CHAT
+    if chat and given["vocab_size"] is not None:
+        raise UsageError("--vocab-size is for token ids, and a chat's prompts are text: leave it out")
+    if not chat and given["tokenizer"] is not None:
+        raise UsageError("--tokenizer is for text, and completions get token ids: leave it out, or use chat")
+    processes = given["workers"] * rank_count()
+    if processes > 1 and given["system_idle_gap_cap"] is not None:
+        which = "--workers" if given["workers"] > 1 else "MPI ranks"
+        raise UsageError(
+            f"--system-idle-gap-cap-seconds {given['system_idle_gap_cap']:g}: whether all sessions are idle is seen by "
+            f"one process alone, not by {processes}: say none, or leave out {which}"
+        )
+
+
+def _check_aiperf(given: dict[str, Any]) -> None:
+    for flag, value in (("--insecure", given["insecure"]), ("--save-detailed", given["save_detailed"])):
+        if value:
+            raise UsageError(f"{flag} is for --client native: AIPerf has nothing like it here")
 
 
 def _is_given(given: dict[str, Any], name: str) -> bool:
@@ -270,11 +276,11 @@ def _is_given(given: dict[str, Any], name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-def _load(given: dict[str, Any], conflicts: list[str]) -> LoadFactory:
-    sessions = _sessions(given)
+def _load(given: dict[str, Any]) -> LoadFactory:
+    traces = _traces(given)
     scenario: Scenario | None = find_scenario(given["scenario"])
     plan = AgenticLoad(
-        sessions=sessions,
+        sessions=traces.sessions,
         api=BACKENDS[given["backend"]],
         model=given["model"] or "",
         concurrency=given["concurrency"],
@@ -298,9 +304,10 @@ def _load(given: dict[str, Any], conflicts: list[str]) -> LoadFactory:
     wrapped = ScenarioLoad(
         load=plan,
         scenario=None if scenario is None else scenario.name,
-        conflicts=tuple(conflicts),
+        conflicts=tuple(_conflicts(given)),
         client=given["client"],
         traces=_described(given),
+        left_out=traces.left_out,
     )
 
     def make(endpoint: Endpoint, target: Target | None) -> ScenarioLoad:
@@ -329,12 +336,12 @@ def _generate_config(given: dict[str, Any]) -> GenerateConfig:
     )
 
 
-def _sessions(given: dict[str, Any]) -> tuple[Session, ...]:
+def _traces(given: dict[str, Any]) -> Traces:
     most = given["num_dataset_entries"]
     if most is not None and most < 1:
         raise UsageError(f"--num-dataset-entries must be at least 1, got {most}")
     if given["generate"]:
-        return generate_traces(_generate_config(given), given["seed"])[:most]
+        return Traces(generate_traces(_generate_config(given), given["seed"])[:most], {})
     return load_traces(given["input_file"], max_sessions=most, max_context_length=given["max_context_length"])
 
 

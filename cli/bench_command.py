@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from atom.cli import options as opt
@@ -31,16 +33,19 @@ def bench(
     *,
     check: Callable[[Given], None] | None = None,
     afterwards: Afterwards | None = None,
+    server_env: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
-    """Run the load `name` that `load` makes of the options, to the exit status."""
+    """Run the load `name` that `load` makes of the options, to the exit status. `server_env`: of a server that is
+    started."""
     check_numbers(given)
     if check is not None:
         check(given)
     check_texts(given)
     check_address(given)
+    launch = launch_options(given)
     return BenchRun(
         name=name,
-        server=server_choice(given, launch_options(given)),
+        server=server_choice(given, replace(launch, env={**server_env, **launch.env})),
         load=load(given),
         output=bench_output(given),
         afterwards=afterwards,

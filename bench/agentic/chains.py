@@ -8,6 +8,7 @@ conversations.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ _SLACK_S: Final = 1e-6
 _SEAM_GAP_S: Final = 3600.0
 _SEAM_OVERLAP: Final = 0.5
 """A compacted history goes on soon, or keeps most of its blocks; what does neither is another conversation."""
+MAX_COMPARED: Final = 2_000_000_000
+"""Blocks of one session's prompts that are compared at most, each comparison counted as 1,000 more. Whoever wrote the
+recording decides how many there are: agents in parallel are compared each with each."""
 _PREAMBLE_OUTPUT: Final = 64
 """A first request of its own (a title for the session) has an answer no longer than this, or shares no block at all."""
 
@@ -48,7 +52,7 @@ def common_prefix(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> int:
 
 def split_chains(requests: Sequence[Recorded]) -> list[list[int]]:
     """Places in `requests` of each conversation's requests, in time order: the main one's first, then the others' by
-    their beginning."""
+    their beginning. ValueError if that takes too many comparisons."""
     if not requests:
         return []
     order = sorted(range(len(requests)), key=lambda i: (requests[i].start_s, i))
@@ -100,6 +104,9 @@ class _Splitter:
         self._chain_of: dict[int, int] = {}
         self._forks: dict[int, list[int]] = {}
         """Request → chains that forked off it."""
+        self._tails: dict[int, dict[int, list[int]]] = {}
+        """Length of a last prompt → its last block → the chains, in order."""
+        self._compared = 0
 
     def owner(self, place: int) -> int:
         number = self._chain_of[place]
@@ -129,25 +136,42 @@ class _Splitter:
         chain.places.append(place)
         self._chain_of[place] = number
         if len(self._requests[place].blocks):
+            if chain.tail is not None:
+                self._forget_tail(number, self._requests[chain.tail].blocks)
             chain.tail = place
+            blocks = self._requests[place].blocks
+            bisect.insort(self._tails.setdefault(len(blocks), {}).setdefault(int(blocks[-1]), []), number)
+
+    def _forget_tail(self, number: int, blocks: npt.NDArray[np.int64]) -> None:
+        ends = self._tails[len(blocks)]
+        ends[int(blocks[-1])].remove(number)
+        if not ends[int(blocks[-1])]:
+            del ends[int(blocks[-1])]
+        if not ends:
+            del self._tails[len(blocks)]
+
+    def _shared(self, a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> int:
+        self._compared += 1000 + min(len(a), len(b))
+        if self._compared > MAX_COMPARED:
+            raise ValueError(
+                f"its {len(self._requests):,} requests are of too many agents at once to tell which goes on with which"
+            )
+        return common_prefix(a, b)
 
     def _continued(self, request: Recorded) -> int | None:
         """The chain with the longest last prompt that `request` begins with, of its model, and over by then."""
-        best, longest = None, 0
-        for number, chain in enumerate(self.chains):
-            if chain.tail is None:
-                continue
-            tail = self._requests[chain.tail]
-            size = len(tail.blocks)
-            if (
-                longest < size <= len(request.blocks)
-                and tail.model == request.model
-                and tail.end_s <= request.start_s + _SLACK_S
-                and tail.blocks[-1] == request.blocks[size - 1]
-                and np.array_equal(tail.blocks, request.blocks[:size])
-            ):
-                best, longest = number, size
-        return best
+        for size in sorted((size for size in self._tails if size <= len(request.blocks)), reverse=True):
+            for number in self._tails[size].get(int(request.blocks[size - 1]), ()):
+                last = self.chains[number].tail
+                assert last is not None
+                tail = self._requests[last]
+                if (
+                    tail.model == request.model
+                    and tail.end_s <= request.start_s + _SLACK_S
+                    and self._shared(tail.blocks, request.blocks) == size
+                ):
+                    return number
+        return None
 
     def _fork(self, request: Recorded) -> int:
         """A new chain, off the last prompt that shares most with it (of several, the longest)."""
@@ -156,7 +180,7 @@ class _Splitter:
             if chain.tail is None:
                 continue
             tail = self._requests[chain.tail].blocks
-            shared = common_prefix(tail, request.blocks)
+            shared = self._shared(tail, request.blocks)
             if shared and (shared, len(tail)) > most:
                 source, most = chain.tail, (shared, len(tail))
         number = len(self.chains)
@@ -214,7 +238,7 @@ class _Splitter:
         found = False
         for number in forks:
             chain = self.chains[number]
-            shared = common_prefix(self._requests[end].blocks, self._requests[chain.places[0]].blocks)
+            shared = self._shared(self._requests[end].blocks, self._requests[chain.places[0]].blocks)
             if shared:
                 chain.shared = shared
                 self._forks.setdefault(end, []).append(number)

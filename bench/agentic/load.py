@@ -58,8 +58,8 @@ class AgenticLoad:
     trace_idle_gap_cap: float | None = None
     """Seconds; longer gaps between two requests of one tree are shortened to it."""
     system_idle_gap_cap: float | None = None
-    """Seconds; when nothing is under way for longer, everything that waits moves up together. Each worker looks at
-    its own lanes."""
+    """Seconds; when nothing is under way for longer, everything that waits moves up together. For one process alone:
+    of several, none would know whether the others' lanes are idle."""
     cache_bust: CacheBust = CacheBust.FIRST_TURN_PREFIX
     nonce: str = ""
     """Goes into every marker: another value for a server that has seen this load before."""
@@ -156,4 +156,5 @@ class AgenticLoad:
     def driver(self, spec: LoadSpec) -> AgenticDriver:
         from atom.bench.agentic.driver import AgenticDriver
 
+        assert spec.shard.of == 1 or self.system_idle_gap_cap is None
         return AgenticDriver(self, spec)

@@ -67,6 +67,8 @@ class Session:
     scope: str
     """Sessions of one scope mean the same block by the same hash id."""
     agents: tuple[Agent, ...]
+    orphans: int = 0
+    """Sub-agents that were recorded before any turn of their parent, which therefore nothing begins: left out."""
 
     @cached_property
     def num_turns(self) -> int:

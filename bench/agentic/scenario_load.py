@@ -8,7 +8,7 @@ from typing import Any
 
 from atom.bench.agentic.load import AgenticLoad
 from atom.bench.driver import Driver
-from atom.bench.load import LoadSpec
+from atom.bench.load import Api, LoadSpec
 
 __all__ = ["ScenarioLoad"]
 
@@ -23,6 +23,8 @@ class ScenarioLoad:
     """Options that go against it, which --unsafe-override let through."""
     client: str
     traces: Mapping[str, Any] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Why → how many recorded sessions are not replayed."""
 
     def size(self) -> int | None:
         return self.load.size()
@@ -34,7 +36,20 @@ class ScenarioLoad:
             "scenario_conflicts": list(self.conflicts),
             "client": self.client,
             **self.traces,
+            "sessions_left_out": dict(self.left_out),
+            "source": {"notes": self._notes()},
         }
+
+    def _notes(self) -> list[str]:
+        load = self.load
+        notes = [f"{count:,} recorded sessions were left out: {why}" for why, count in self.left_out.items()]
+        if orphans := sum(session.orphans for session in load.sessions):
+            notes.append(f"{orphans:,} sub-agents were left out: recorded before any turn of their parent")
+        if self.client != "native" or load.api is not Api.CHAT:
+            return notes
+        if load.tokenizer is None:
+            notes.append("prompts have as many words as were tokens recorded: --tokenizer makes each word one token")
+        return [*notes, "what the server's chat template adds to each message comes on top of the recorded length"]
 
     def driver(self, spec: LoadSpec) -> Driver:
         return self.load.driver(spec)

@@ -8,8 +8,10 @@ replay does not need (think times, stop reasons, totals) is not read.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,12 +24,12 @@ from atom.bench.agentic.chains import Recorded, common_prefix, split_chains
 from atom.bench.agentic.model import Agent, Session, Turn
 from atom.recipes.errors import UsageError
 
-__all__ = ["load_traces", "parse_trace"]
+__all__ = ["Traces", "load_traces", "parse_trace"]
 
-MAX_FILE_BYTES: Final = 2 << 30
-MAX_LINE_BYTES: Final = 256 << 20
+MAX_SESSION_BYTES: Final = 256 << 20
+MAX_TOTAL_BYTES: Final = 4 << 30
 MAX_FILES: Final = 100_000
-MAX_REQUESTS: Final = 100_000
+MAX_REQUESTS: Final = 20_000
 """Of one session."""
 MAX_TOKENS: Final = 1 << 24
 """Of one prompt or answer."""
@@ -40,9 +42,16 @@ _JOIN_SLACK_S: Final = 1e-6
 _EMPTY: Final[npt.NDArray[np.int64]] = np.empty(0, np.int64)
 
 
-def load_traces(
-    path: Path, *, max_sessions: int | None = None, max_context_length: int | None = None
-) -> tuple[Session, ...]:
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """What was read."""
+
+    sessions: tuple[Session, ...]
+    left_out: Mapping[str, int]
+    """Why → how many recorded sessions are not among them (of those read until there were enough)."""
+
+
+def load_traces(path: Path, *, max_sessions: int | None = None, max_context_length: int | None = None) -> Traces:
     """The sessions of a file (`.json`: one; `.jsonl`: one a line) or of all such files in a directory, by name.
 
     `max_context_length` leaves out sessions with a prompt and answer beyond it; `max_sessions` takes the first that are
@@ -50,13 +59,13 @@ def load_traces(
     or nothing is left.
     """
     sessions: list[Session] = []
-    found = 0
+    left_out: Counter[str] = Counter()
     names: dict[str, str] = {}
     for where, blob in _blobs(path):
         session = parse_trace(blob, where)
         if session is None:
+            left_out["no request of the main agent"] += 1
             continue
-        found += 1
         if session.name in names:
             raise UsageError(f"{where}: id {session.name!r} is also that of {names[session.name]}")
         names[session.name] = where
@@ -64,10 +73,12 @@ def load_traces(
             sessions.append(session)
             if len(sessions) == max_sessions:
                 break
+        else:
+            left_out[f"a prompt and answer beyond {max_context_length:,} tokens"] += 1
     if not sessions:
-        why = "holds no session" if not found else f"none of its {found} sessions fits in {max_context_length} tokens"
-        raise UsageError(f"--trace {path}: {why}")
-    return tuple(sessions)
+        fits = f"none of its {len(names)} sessions fits in {max_context_length} tokens"
+        raise UsageError(f"--trace {path}: {fits if names else 'holds no session'}")
+    return Traces(tuple(sessions), dict(left_out))
 
 
 def _blobs(path: Path) -> Iterator[tuple[str, Any]]:
@@ -82,27 +93,37 @@ def _blobs(path: Path) -> Iterator[tuple[str, Any]]:
                 raise UsageError(f"--trace {path}: more than {MAX_FILES:,} files")
         elif not path.is_file():
             raise UsageError(f"--trace {path}: no such file or directory")
-        for file in files:
-            if file.stat().st_size > MAX_FILE_BYTES:
-                raise UsageError(f"{file}: larger than {MAX_FILE_BYTES >> 30} GiB")
-            if file.suffix == ".jsonl":
-                yield from _lines(file)
-            else:
-                yield str(file), _decode(file.read_bytes(), str(file))
+        total = 0
+        for where, data in itertools.chain.from_iterable(map(_sessions_of, files)):
+            total += len(data)
+            if total > MAX_TOTAL_BYTES:
+                raise UsageError(
+                    f"--trace {path}: more than {MAX_TOTAL_BYTES >> 20:,} MiB in all: --num-dataset-entries takes the "
+                    "first sessions"
+                )
+            yield where, _decode(data, where)
     except OSError as error:
         raise UsageError(f"--trace {error.filename or path}: {error.strerror}") from None
 
 
-def _lines(file: Path) -> Iterator[tuple[str, Any]]:
-    with file.open("rb") as lines:
+def _sessions_of(file: Path) -> Iterator[tuple[str, bytes]]:
+    """(place, text) of every session in a file."""
+    with file.open("rb") as content:
+        if file.suffix != ".jsonl":
+            yield str(file), _bounded(content.read(MAX_SESSION_BYTES + 1), str(file))
+            return
         number = 0
-        while line := lines.readline(MAX_LINE_BYTES + 1):
+        while line := content.readline(MAX_SESSION_BYTES + 1):
             number += 1
             where = f"{file}, line {number}"
-            if len(line) > MAX_LINE_BYTES:
-                raise UsageError(f"{where}: longer than {MAX_LINE_BYTES >> 20} MiB")
-            if line.strip():
-                yield where, _decode(line, where)
+            if _bounded(line, where).strip():
+                yield where, line
+
+
+def _bounded(data: bytes, where: str) -> bytes:
+    if len(data) > MAX_SESSION_BYTES:
+        raise UsageError(f"{where}: longer than {MAX_SESSION_BYTES >> 20} MiB")
+    return data
 
 
 def _decode(data: bytes, where: str) -> Any:
@@ -123,7 +144,8 @@ def parse_trace(blob: Any, where: str) -> Session | None:
     reader = _Tree(trace)
     if not reader.agents:
         return None
-    return Session(name, block_size, name if scope == "local" else "", tuple(map(_frozen, reader.agents)))
+    scope = name if scope == "local" else ""
+    return Session(name, block_size, scope, tuple(map(_frozen, reader.agents)), reader.orphans)
 
 
 class _Fields:
@@ -213,7 +235,9 @@ class _Tree:
 
     def __init__(self, trace: _Fields) -> None:
         self._requests = 0
+        self._names: set[str] = set()
         self.agents: list[_Agent] = []
+        self.orphans = 0
         for number in self._conversations(trace, "main", None, 0)[1:]:
             chain = self.agents[number]
             place = chain.turns[0].place
@@ -250,7 +274,10 @@ class _Tree:
             else:
                 raise request.error("type", "'n', 's' or 'subagent'", kind)
         first = len(self.agents)
-        chains = split_chains(list(map(_recorded, turns)))
+        try:
+            chains = split_chains(list(map(_recorded, turns)))
+        except ValueError as error:
+            raise UsageError(f"{fields.where}: {error}") from None
         for n, chain in enumerate(chains):
             made = _Agent(name, depth, parent, system, [turns[i] for i in chain])
             if n > 0:
@@ -258,6 +285,7 @@ class _Tree:
             if n > 0 and depth == 0:  # those found beside a named sub-agent belong to the same parent
                 made.depth, made.parent = 1, first
             self.agents.append(made)
+            self._names.add(made.name)
         for place, request in named if chains else ():
             self._sub_agent(request, place, first, place if within is None else within)
         return list(range(first, first + len(chains)))
@@ -265,11 +293,12 @@ class _Tree:
     def _sub_agent(self, fields: _Fields, place: int, parent: int, within: int) -> None:
         start_s = fields.seconds("t")
         if not any(turn.place < place for turn in self.agents[parent].turns):
+            self.orphans += 1
             return
         name = fields.text("agent_id")
         if self.agents[parent].depth:
             name = f"{self.agents[parent].name}.{name}"
-        if any(agent.name == name for agent in self.agents):
+        if name in self._names:
             raise fields.error("agent_id", "another one for each sub-agent", name)
         children = self._conversations(fields, name, parent, self.agents[parent].depth + 1, start_s, within)
         duration = fields.duration("duration_ms", 1e-3)

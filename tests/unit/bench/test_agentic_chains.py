@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atom.bench.agentic import chains
 from atom.bench.agentic.chains import Recorded, common_prefix, split_chains
 from atom.bench.agentic.weka import parse_trace
+from atom.recipes.errors import UsageError
 
 
 def request(start: float, blocks: list[int], took: float = 1.0, model: str = "m", output_len: int = 100) -> Recorded:
@@ -88,6 +90,21 @@ def test_each_request_is_in_one_conversation_in_the_order_of_time(
 def test_common_prefix(a: list[int], b: list[int]) -> None:
     expected = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     assert common_prefix(np.array(a, np.int64), np.array(b, np.int64)) == expected
+
+
+def test_more_agents_at_once_than_can_be_told_apart_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is compared with each, so whoever writes a recording says how long that takes: there is an end to it."""
+    forks = [request(float(i), [1, i + 2], took=1e6) for i in range(60)]
+    assert len(split_chains(forks)) == 60
+    monkeypatch.setattr(chains, "MAX_COMPARED", 1_000_000)
+    with pytest.raises(ValueError, match="its 60 requests are of too many agents at once"):
+        split_chains(forks)
+    entries = [{"t": i, "type": "n", "in": 9, "out": 9, "hash_ids": [1, i + 2], "api_time": 1e6} for i in range(60)]
+    with pytest.raises(UsageError, match="here: its 60 requests"):
+        parse_trace({"id": "t", "requests": entries}, "here")
+    grown = [request(2.0 * i, list(range(i + 1))) for i in range(900)]
+    monkeypatch.setattr(chains, "MAX_COMPARED", 1450 * 900)
+    assert len(split_chains(grown)) == 1, "a prompt of one agent is compared with its last one alone"
 
 
 def test_agents_found_in_a_trace_are_spawned_and_joined_like_named_ones() -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atom.bench.agentic import weka
 from atom.bench.agentic.generate import GenerateConfig, generate_traces, statistics, write_traces
 from atom.bench.agentic.model import Session
 from atom.bench.agentic.theory import hit_rate
@@ -119,7 +120,7 @@ def test_hash_ids_of_global_scope_are_shared_between_sessions() -> None:
         ({"id": "a\nb"}, "id must be"),
         ({"block_size": 0}, "block_size must be a whole number from 1 to 65,536, got 0"),
         ({"hash_id_scope": "mine"}, "hash_id_scope must be 'local' or 'global', got 'mine'"),
-        ({"requests": 5}, "requests must be a list of at most 100,000, got 5"),
+        ({"requests": 5}, "requests must be a list of at most 20,000, got 5"),
         ({"requests": [5]}, "here: requests[0]: must be a JSON object, got 5"),
         ({"requests": [{"type": "x"}]}, "requests[0]: type must be 'n', 's' or 'subagent', got 'x'"),
         ({"requests": [request(float("nan"))]}, "requests[0]: t must be a number of seconds, got nan"),
@@ -147,8 +148,8 @@ def test_nesting_and_numbers_of_requests_are_bounded() -> None:
         deep = subagent(1, [request(0), deep], "x")
     with pytest.raises(UsageError, match="nested deeper than 8"):
         parse_trace(trace(request(0), deep), "here")
-    many = [request(0)] * 60_000
-    with pytest.raises(UsageError, match="more than 100,000 requests in one session"):
+    many = [request(0)] * 12_000
+    with pytest.raises(UsageError, match="more than 20,000 requests in one session"):
         parse_trace(trace(*many, subagent(1, many)), "here")
 
 
@@ -180,16 +181,49 @@ def test_whatever_a_file_holds_it_is_read_or_refused(data: st.DataObject) -> Non
         hit_rate(session)
 
 
+def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    long = trace(request(0, **{"in": 500}), id="long")
+    orphan = trace(subagent(0, [request(0)]), request(1), id="orphan")
+    empty = trace(subagent(0, [request(0)]), id="empty")
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, (long, orphan, empty))))
+    traces = load_traces(tmp_path, max_context_length=200)
+    assert [(session.name, session.orphans) for session in traces.sessions] == [("orphan", 1)]
+    assert traces.left_out == {"a prompt and answer beyond 200 tokens": 1, "no request of the main agent": 1}
+
+
+def test_files_together_have_a_bound_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = [json.dumps(trace(request(0), id=f"s{i}")) for i in range(3)]
+    (tmp_path / "1.json").write_text(text[0])
+    (tmp_path / "2.jsonl").write_text("\n".join(text[1:]))
+    monkeypatch.setattr(weka, "MAX_TOTAL_BYTES", sum(map(len, text)))
+    with pytest.raises(UsageError, match=r"more than 0 MiB in all: --num-dataset-entries takes the first"):
+        load_traces(tmp_path)
+    assert len(load_traces(tmp_path, max_sessions=2).sessions) == 2
+    monkeypatch.setattr(weka, "MAX_SESSION_BYTES", len(text[1]))
+    with pytest.raises(UsageError, match=r"2\.jsonl, line 1: longer than"):
+        load_traces(tmp_path)
+    monkeypatch.setattr(weka, "MAX_SESSION_BYTES", len(text[0]) - 1)
+    with pytest.raises(UsageError, match=r"1\.json: longer than"):
+        load_traces(tmp_path)
+    (tmp_path / "0.json").touch()
+    with pytest.raises(UsageError, match=r"0\.json: no JSON"):
+        load_traces(tmp_path)
+
+
 def test_files_lines_and_directories(tmp_path: Path) -> None:
     for number in (2, 1):
         (tmp_path / f"{number}.json").write_text(json.dumps(trace(request(0, **{"in": number * 100}), id=f"s{number}")))
     lines = [json.dumps(trace(request(0), id=f"line{i}")) for i in range(2)]
     (tmp_path / "3.jsonl").write_text("\n".join([lines[0], "", lines[1]]))
     (tmp_path / "README.md").write_text("not read")
-    assert [session.name for session in load_traces(tmp_path)] == ["s1", "s2", "line0", "line1"]
-    assert [session.name for session in load_traces(tmp_path / "2.json")] == ["s2"]
-    assert [session.name for session in load_traces(tmp_path, max_sessions=2)] == ["s1", "s2"]
-    assert [session.name for session in load_traces(tmp_path, max_context_length=150)] == ["s1", "line0", "line1"]
+    assert [session.name for session in load_traces(tmp_path).sessions] == ["s1", "s2", "line0", "line1"]
+    assert [session.name for session in load_traces(tmp_path / "2.json").sessions] == ["s2"]
+    assert [session.name for session in load_traces(tmp_path, max_sessions=2).sessions] == ["s1", "s2"]
+    assert [session.name for session in load_traces(tmp_path, max_context_length=150).sessions] == [
+        "s1",
+        "line0",
+        "line1",
+    ]
     with pytest.raises(UsageError, match="none of its 4 sessions fits in 50 tokens"):
         load_traces(tmp_path, max_context_length=50)
     (tmp_path / "4.json").write_text(json.dumps(trace(request(0), id="line1")))
@@ -228,7 +262,7 @@ def test_generated_files_are_read_back_as_they_were_and_each_depends_on_its_numb
     config = GenerateConfig(num_sessions=4, turns=8, input_len=3000, output_len=30, subagents=0.3)
     sessions = generate_traces(config, 1)
     assert len(write_traces(config, 1, tmp_path)) == 4
-    assert all(map(same, load_traces(tmp_path), sessions))
+    assert all(map(same, load_traces(tmp_path).sessions, sessions))
     fewer = generate_traces(GenerateConfig(num_sessions=2, turns=8, input_len=3000, output_len=30, subagents=0.3), 1)
     assert all(map(same, fewer, sessions))
     assert not same(generate_traces(config, 2)[0], sessions[0])

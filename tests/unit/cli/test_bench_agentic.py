@@ -6,6 +6,7 @@ import json
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,14 @@ FLAGS = (
         (["--generate", "--client", "x"], "--client must be one of native, aiperf"),
         (["--generate", "--aiperf-executable", "x"], "--aiperf-executable is for --client aiperf"),
         (["--generate", "--client", "aiperf", "--aiperf-executable", "/none"], "cannot be run; install AIPerf"),
+        (["--generate", "--vocab-size", "9000"], "--vocab-size is for token ids, and a chat's prompts are text"),
+        (["--generate", "--backend", "completions", "--tokenizer", "x"], "--tokenizer is for text, and completions"),
+        (["--generate", "--client", "aiperf", "--insecure"], "--insecure is for --client native"),
+        (["--generate", "--client", "aiperf", "--save-detailed"], "--save-detailed is for --client native"),
+        (
+            ["--generate", "--workers", "2"],
+            "--system-idle-gap-cap-seconds 10: whether all sessions are idle is seen by",
+        ),
         (["--generate", "--scenario", "x"], "--scenario must be one of"),
         (["--generate", "--stats-interval", "0"], "--stats-interval must be positive"),
         (["--generate", "--warmup-grace-period", "-1"], "--warmup-grace-period must not be negative"),
@@ -82,6 +91,21 @@ def a_client(aiperf: Aiperf | None = None, scenario: str | None = MVP, **changes
         num_dataset_entries=None,
         server_metrics=("http://h:1/metrics", "http://h:2/metrics"),
     )
+
+
+def test_what_makes_prompts_and_sessions_other_than_recorded_is_noted() -> None:
+    def notes(client: str = "native", **changes: Any) -> list[str]:
+        orphaned = (replace(SESSIONS[0], orphans=2), *SESSIONS[1:])
+        load = AgenticLoad(**{"sessions": orphaned, "api": Api.CHAT, "model": "m", "concurrency": 1, **changes})
+        made = ScenarioLoad(load=load, scenario=MVP, conflicts=(), client=client, left_out={"too long": 1500})
+        found: list[str] = made.describe()["source"]["notes"]
+        return found
+
+    left_out = ["1,500 recorded sessions were left out: too long", "2 sub-agents were left out: recorded before any"]
+    assert [note[: len(start)] for note, start in zip(notes(), left_out, strict=False)] == left_out
+    assert [note.split()[0] for note in notes()[2:]] == ["prompts", "what"]
+    assert [note.split()[0] for note in notes(tokenizer=Path("x"))[2:]] == ["what"]
+    assert len(notes(api=Api.COMPLETIONS)) == len(notes("aiperf")) == 2
 
 
 def test_what_aiperf_is_told() -> None:
