@@ -13,7 +13,17 @@ import numpy.typing as npt
 
 from atom.bench.records import Outcome, RequestRecord
 
-__all__ = ["DISTRIBUTIONS", "MIN_BEYOND", "RATES", "Figure", "Samples", "collect", "distribution", "is_supported"]
+__all__ = [
+    "DISTRIBUTIONS",
+    "MIN_BEYOND",
+    "RATES",
+    "Figure",
+    "Samples",
+    "collect",
+    "distribution",
+    "is_supported",
+    "percentile",
+]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -191,6 +201,11 @@ def collect(records: Iterable[RequestRecord], slo_ms: Mapping[str, float]) -> Sa
         if record.outcome == Outcome.COMPLETED:
             samples.add(record, slo_ms)
     return samples
+
+
+def percentile(values: Sequence[float], q: float) -> float | None:
+    """The `q`-th percentile (0 … 100), linear between neighbours; None of nothing."""
+    return float(np.percentile(np.asarray(values), q)) if len(values) else None
 
 
 def is_supported(n: int, percentile: float) -> bool:

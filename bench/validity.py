@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from atom.bench.accounting import Counts
-from atom.bench.metrics import MIN_BEYOND, RATES, Figure
+from atom.bench.metrics import MIN_BEYOND, RATES, Figure, percentile
 from atom.bench.rundir import Validity
 from atom.bench.schedule import Kept
 
@@ -66,8 +66,8 @@ class Client:
             {
                 "worker": part.worker,
                 "cpu_share": part.cpu_share,
-                "p99_client_lag_ms": _percentile(part.lag_ms, 99),
-                "p99_send_lag_ms": _percentile(part.send_lag_ms, 99),
+                "p99_client_lag_ms": percentile(part.lag_ms, 99),
+                "p99_send_lag_ms": percentile(part.send_lag_ms, 99),
             }
             for part in self.parts
         ]
@@ -75,9 +75,9 @@ class Client:
     def figures(self) -> dict[str, Figure]:
         values: dict[str, tuple[float | None, int]] = {
             "client_cpu_share": (self.cpu_share, 1),
-            "p99_client_lag_ms": (_percentile(self.lag_ms, 99), len(self.lag_ms)),
-            "max_client_lag_ms": (_percentile(self.lag_ms, 100), len(self.lag_ms)),
-            "p99_send_lag_ms": (_percentile(self.send_lag_ms, 99), len(self.send_lag_ms)),
+            "p99_client_lag_ms": (percentile(self.lag_ms, 99), len(self.lag_ms)),
+            "max_client_lag_ms": (percentile(self.lag_ms, 100), len(self.lag_ms)),
+            "p99_send_lag_ms": (percentile(self.send_lag_ms, 99), len(self.send_lag_ms)),
         }
         return {name: Figure(value, RATES[name][0], n, RATES[name][1]) for name, (value, n) in values.items()}
 
@@ -228,7 +228,7 @@ def _coalesced(parts: Sequence[Client], figures: Mapping[str, Figure]) -> list[s
     share, itl = _value(figures, "coalesced_share"), _value(figures, "median_itl_ms")
     if share is None or itl is None or share <= COALESCED_SHARE:
         return []
-    late = {part: lag for part in parts if (lag := _percentile(part.lag_ms, 99) or 0.0) > itl / 2}
+    late = {part: lag for part in parts if (lag := percentile(part.lag_ms, 99) or 0.0) > itl / 2}
     return _worst(
         late,
         f"event loop was {{value:.1f}} ms late at p99, and {share:.1%} of chunks {itl:.1f} ms apart were read together",
@@ -262,13 +262,9 @@ def _held_against(lags: Sequence[float], q: float, latency: float | None, floor_
         return None
     limit = max(floor_ms, MAX_LAG_SHARE * latency)
     late = int(np.count_nonzero(np.asarray(lags) > limit))
-    lag = _percentile(lags, q)
+    lag = percentile(lags, q)
     return lag if lag is not None and lag > limit and late >= MIN_BEYOND else None
 
 
 def _value(figures: Mapping[str, Figure], name: str) -> float | None:
     return figures[name].value if name in figures else None
-
-
-def _percentile(values: Sequence[float], q: float) -> float | None:
-    return float(np.percentile(values, q)) if len(values) else None

@@ -18,7 +18,7 @@ import numpy as np
 from atom.bench.agentic.driver import is_context_overflow
 from atom.bench.agentic.tags import AgentTags
 from atom.bench.agentic.validity import scenario_reasons
-from atom.bench.metrics import Figure, is_supported
+from atom.bench.metrics import Figure, is_supported, percentile
 from atom.bench.records import Outcome, RequestRecord
 from atom.bench.rundir import RunDirectory, read_jsonl
 
@@ -161,7 +161,7 @@ class _Group:
 
     @property
     def interactivity(self) -> float | None:
-        worst = _percentile(self.per_token_ms, 90)
+        worst = percentile(self.per_token_ms, 90)
         return 1000 / worst if worst else None
 
     def row(self) -> dict[str, Any]:
@@ -172,18 +172,14 @@ class _Group:
             "context_overflows": self.overflows,
             "mean_input_tokens": _mean(self.input_tokens),
             "mean_output_tokens": _mean(self.output_tokens),
-            "median_ttft_ms": _percentile(self.ttft_ms, 50),
-            "p99_ttft_ms": _percentile(self.ttft_ms, 99),
+            "median_ttft_ms": percentile(self.ttft_ms, 50),
+            "p99_ttft_ms": percentile(self.ttft_ms, 99),
             "p99_ttft_supported": is_supported(len(self.ttft_ms), 99),
-            "median_tpot_ms": _percentile(self.tpot_ms, 50),
+            "median_tpot_ms": percentile(self.tpot_ms, 50),
             "interactivity": self.interactivity,
             "theoretical_cached_share": self.theoretical,
             "realised_cached_share": self.realised,
         }
-
-
-def _percentile(values: Sequence[float], q: float) -> float | None:
-    return float(np.percentile(np.asarray(values), q)) if len(values) else None
 
 
 def _mean(values: Sequence[int]) -> float | None:
@@ -298,9 +294,9 @@ def _figures(
         "sessions_recycled": (sum(map(bool, known)) if known else None, len(known)),
         "sessions_overflowed": (sum(session["ended"] == "overflow" for session in sessions), n),
         "context_overflows": (everything.overflows, everything.requests),
-        "p50_join_wait_s": (_percentile(waits, 50), len(waits)),
+        "p50_join_wait_s": (percentile(waits, 50), len(waits)),
         "max_join_wait_s": (max(waits, default=None), len(waits)),
-        "p50_subagent_s": (_percentile(spans, 50), len(spans)),
+        "p50_subagent_s": (percentile(spans, 50), len(spans)),
     }
     supported = {"interactivity": 90.0, "p50_join_wait_s": 50.0, "p50_subagent_s": 50.0}
     return {
