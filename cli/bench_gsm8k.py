@@ -130,7 +130,9 @@ def gsm8k(
     those are not GSM8K, and whatever is printed says so. Exit status 3 if --harness finds that the two do not measure
     the same.
     """
-    given |= {"ctx": ctx, "max_concurrency": given["max_concurrency"] or CONCURRENCY}
+    given |= {"ctx": ctx}
+    if given["max_concurrency"] is None:
+        given["max_concurrency"] = CONCURRENCY
     if harness_python is not None and not harness:
         raise UsageError("--harness-python is for --harness, which is not given")
     problems = _problems(dataset_path, generator, limit, given["seed"])

@@ -21,7 +21,7 @@ from atom.bench.gsm8k.load import WordProblems
 from atom.bench.gsm8k.problems import Problem
 from atom.bench.gsm8k.prompts import STOP, chat_messages, completion_prompt
 from atom.bench.load import Api, Endpoint
-from atom.bench.records import RequestRecord
+from atom.bench.records import Outcome, RequestRecord
 from atom.bench.rundir import write_json, write_text
 from atom.recipes.errors import RunError, UsageError
 
@@ -29,8 +29,12 @@ __all__ = ["Harness", "find_harness", "run_harness"]
 
 TASK: Final = "atom_word_problems"
 CHILD: Final = Path(__file__).with_name("harness_child.py")
+RETRIES: Final = 3
+"""How often lm_eval sends a request (its `max_retries`)."""
 LOOKUP_S: Final = 120.0
 LOG_TAIL: Final = 400
+OVERHEAD_S: Final = 900.0
+"""What lm_eval may take beyond its requests: imports, its task, metrics."""
 _METRIC_FILTER: Final[Mapping[str, str]] = {FLEXIBLE: "flexible-extract", STRICT: "strict-match"}
 
 
@@ -68,11 +72,17 @@ def run_harness(
     records: Sequence[RequestRecord],
     *,
     max_concurrency: int,
+    timeout_s: float | None = None,
 ) -> dict[str, Any]:
-    """Ask again through lm_eval, keep what it said in `folder`, and compare it with `records` question by question.
+    """Ask again through lm_eval, keep what it said in `folder`, and compare it with `records` question by question. Of
+    several base URLs it asks the first.
 
-    RunError with the end of its log if it fails.
+    `timeout_s`: what it may take; None: as long as its requests may take one by one in their lanes, and `OVERHEAD_S`.
+    RunError with the end of its log if it fails, or takes longer.
     """
+    if timeout_s is None:
+        rounds = -(-len(source) // max_concurrency)
+        timeout_s = OVERHEAD_S + RETRIES * rounds * endpoint.request_timeout
     _write_task(folder, source)
     output, log = folder / "results.json", folder / "log.txt"
     output.unlink(missing_ok=True)
@@ -87,7 +97,9 @@ def run_harness(
             cwd=scratch,
         )
         try:
-            process.communicate(json.dumps(job).encode())
+            process.communicate(json.dumps(job).encode(), timeout_s)
+        except subprocess.TimeoutExpired:
+            raise RunError(f"lm_eval did not end within {timeout_s:,.0f} s and was killed (see {log})") from None
         finally:
             process.kill()
             process.wait()
@@ -95,7 +107,7 @@ def run_harness(
         tail = log.read_text(encoding="utf-8", errors="replace").strip()[-LOG_TAIL:]
         last = tail.splitlines()[-1] if tail else "it said nothing"
         raise RunError(f"lm_eval ended with status {process.returncode}: {last} (see {log})")
-    return _compared(harness, _results(output), source, records)
+    return _compared(harness, _results(output), source, endpoint, records)
 
 
 def _environment(scratch: str, endpoint: Endpoint) -> dict[str, str]:
@@ -211,23 +223,33 @@ def _results(output: Path) -> dict[str, Any]:
 
 
 def _compared(
-    harness: Harness, content: Mapping[str, Any], source: WordProblems, records: Sequence[RequestRecord]
+    harness: Harness,
+    content: Mapping[str, Any],
+    source: WordProblems,
+    endpoint: Endpoint,
+    records: Sequence[RequestRecord],
 ) -> dict[str, Any]:
-    """Theirs beside ours. `same_*` count questions."""
-    texts = {record.index: record.text or "" for record in records}
+    """Theirs beside ours, over the questions that both have an answer to. `same_*` count questions."""
+    answered = {one.index: one.text for one in records if one.outcome == Outcome.COMPLETED and one.text is not None}
     filters: dict[str, dict[str, Any]] = {}
-    same_prompt = same_text = n = 0
+    same_prompt = same_text = 0
     try:
+        samples = {
+            label: [sample for sample in content["samples"] if sample["filter"] == label]
+            for label in _METRIC_FILTER.values()
+        }
+        scored = set.intersection(*({int(sample["doc_id"]) for sample in found} for found in samples.values()))
+        both = scored & answered.keys()
         for name, label in _METRIC_FILTER.items():
-            samples = [sample for sample in content["samples"] if sample["filter"] == label]
-            samples = [sample for sample in samples if int(sample["doc_id"]) in texts]
-            n, same_prompt, same_text, same_hit, rescored = len(samples), 0, 0, 0, 0
-            for sample in samples:
+            same_prompt, same_text, same_hit, rescored = 0, 0, 0, 0
+            for sample in samples[label]:
+                if int(sample["doc_id"]) not in both:
+                    continue
                 index, text, hit = int(sample["doc_id"]), sample["resps"][0][0], sample["exact_match"] == 1
                 gold = source.problems.problems[index].gold
                 same_prompt += _same_prompt(source, index, sample["arguments"])
-                same_text += text == texts[index]
-                same_hit += hit == is_hit(extracted(texts[index], name), gold)
+                same_text += text == answered[index]
+                same_hit += hit == is_hit(extracted(answered[index], name), gold)
                 rescored += hit == is_hit(extracted(text, name), gold)
             result = content["results"]
             filters[name] = {
@@ -238,16 +260,17 @@ def _compared(
             }
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise RunError(f"lm_eval {harness.version} wrote results of an unknown form: {error!r}") from None
-    notes = []
-    if same_text < n:
-        notes.append(
-            f"{n - same_text:,} texts differ between the two runs: the server does not answer the same prompt the same "
-            "way in every batch"
-        )
-    agrees = same_prompt == n and all(filters[name]["rescored_same"] == n for name in FILTERS)
-    if not agrees:
-        notes.insert(
-            0, "NOT VALID: prompts or verdicts on the same text differ: this run and lm_eval measure other things"
+    n, questions = len(both), set(range(len(source)))
+    same = same_prompt == n and all(filters[name]["rescored_same"] == n for name in FILTERS)
+    unscored = len(questions - scored)
+    against = []
+    if unscored:
+        against.append(f"NOT VALID: lm_eval scored {len(questions) - unscored:,} of {len(questions):,} questions")
+    if not n:
+        against.append("NOT VALID: no question was answered in this run and scored by lm_eval")
+    elif not same:
+        against.append(
+            "NOT VALID: prompts or verdicts on the same text differ: this run and lm_eval measure other things"
         )
     return {
         "version": harness.version,
@@ -255,9 +278,23 @@ def _compared(
         "same_prompt": same_prompt,
         "same_text": same_text,
         "filters": filters,
-        "agrees": agrees,
-        "notes": notes,
+        "agrees": not against,
+        "notes": [*against, *_notes(n, same_text, len(questions - answered.keys()), endpoint)],
     }
+
+
+def _notes(n: int, same_text: int, unanswered: int, endpoint: Endpoint) -> list[str]:
+    notes = []
+    if same_text < n:
+        notes.append(
+            f"{n - same_text:,} texts differ between the two runs: the server does not answer the same prompt the same "
+            "way in every batch"
+        )
+    if unanswered:
+        notes.append(f"{unanswered:,} questions have no answer in this run (failed or cancelled) and are not compared")
+    if endpoint.more_urls:
+        notes.append("lm_eval asked the first --base-url alone")
+    return notes
 
 
 def _number(value: Any) -> float | None:

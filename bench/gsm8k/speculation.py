@@ -33,7 +33,8 @@ _OFF: Final = re.compile(r"speculative_(?:config|algorithm)\W{1,4}(?:None|null)"
 @dataclass(frozen=True, slots=True)
 class Speculation:
     state: str
-    """`forced`, `real`, `off` or `not reported`."""
+    """`forced`, `real` (drafts were verified, as its counters say), `on` (by its settings alone), `off` or
+    `not reported`."""
     text: str
     """A sentence for the table."""
 
@@ -53,7 +54,9 @@ def speculation_of(run_dir: RunDirectory, run: Mapping[str, Any], start_ns: int,
         length = f", {1 + accepted / drafts:.2f} tokens a step" if accepted is not None else ""
         return Speculation("real", f"speculative decoding: real acceptance{length} ({drafts:,} drafts verified)")
     if any(map(_ON.search, said)):
-        return Speculation("real", "speculative decoding: on by the server's settings, real acceptance; no counters")
+        return Speculation(
+            "on", "speculative decoding: on by the server's settings; no counters say whether drafts are verified"
+        )
     if any(map(_OFF.search, said)):
         return Speculation("off", "speculative decoding: off")
     return Speculation("not reported", "speculative decoding: not reported by the server")

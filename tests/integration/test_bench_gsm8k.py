@@ -240,6 +240,7 @@ def test_generated_problems_never_claim_to_be_gsm8k(tmp_path: Path, server: Serv
     [
         (("--dataset-path", "none.jsonl"), "--dataset-path none.jsonl: No such file"),
         (("--limit", "0"), "--limit must be at least 1"),
+        (("--max-concurrency", "0"), "--max-concurrency must be at least 1"),
         (("--generator", "magic"), "--generator must be templates or reasoning-gym"),
         (("--harness-python", "python"), "--harness-python is for --harness"),
         (("--extra-body", '{"stop": []}'), "--extra-body must not have 'stop'"),

@@ -98,7 +98,7 @@ def test_exit_status_when_the_lowest_point_breaks_and_below_a_gate(tmp_path: Pat
     status, _, errors = run(tmp_path, port, f"--max-concurrency 1,2 --slo mean_e2el_ms<1 --output-dir low {LOAD}")
     assert status == 3, errors
     assert "C1, the lowest point" in errors
-    assert [point["value"] for point in index_of(tmp_path / "low")["points"]] == [1]
+    assert {point["value"] for point in index_of(tmp_path / "low")["points"]} == {1}  # twice if the client was busy
     gate = f"--max-concurrency 1 --slo error_rate<=1% --fail-below 2 --output-dir gate {LOAD}"
     status, _, errors = run(tmp_path, port, gate)
     assert status == 3, errors

@@ -56,9 +56,17 @@ def fake_python(folder: Path, result: dict[str, Any] | None) -> Harness:
     return Harness(str(script), "0.0")
 
 
-def compare(folder: Path, result: dict[str, Any] | None) -> dict[str, Any]:
-    records = [RequestRecord(index=index, outcome=Outcome.COMPLETED, text=text) for index, text in enumerate(TEXTS)]
-    endpoint = Endpoint(base_url="http://127.0.0.1:1", model="m", api_key="secret-key")
+def compare(
+    folder: Path,
+    result: dict[str, Any] | None,
+    outcomes: tuple[Outcome, Outcome] = (Outcome.COMPLETED, Outcome.COMPLETED),
+    more_urls: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    records = [
+        RequestRecord(index=i, outcome=outcome, text=TEXTS[i] if outcome is Outcome.COMPLETED else None)
+        for i, outcome in enumerate(outcomes)
+    ]
+    endpoint = Endpoint(base_url="http://127.0.0.1:1", model="m", api_key="secret-key", more_urls=more_urls)
     return run_harness(fake_python(folder, result), folder / "lm_eval", SOURCE, endpoint, records, max_concurrency=4)
 
 
@@ -87,6 +95,42 @@ def test_other_texts_are_the_servers_doing_and_other_verdicts_are_not(tmp_path: 
 def test_another_prompt_is_no_agreement(tmp_path: Path) -> None:
     found = compare(tmp_path, samples(TEXTS, ["other", prompts()[1]], [1, 0], [1, 0]))
     assert (found["same_prompt"], found["agrees"]) == (1, False)
+
+
+def test_agreement_over_no_question_or_over_some_is_none(tmp_path: Path) -> None:
+    nothing = compare(tmp_path, {**samples(TEXTS, prompts(), [1, 0], [1, 0]), "samples": []})
+    assert (nothing["n"], nothing["agrees"]) == (0, False)
+    assert nothing["notes"][0] == "NOT VALID: lm_eval scored 0 of 2 questions"
+    result = samples(TEXTS, prompts(), [1, 0], [1, 0])
+    result["samples"] = [sample for sample in result["samples"] if sample["doc_id"] == 0]
+    some = compare(tmp_path, result)
+    assert (some["n"], some["same_prompt"], some["agrees"]) == (1, 1, False)
+    assert some["notes"] == ["NOT VALID: lm_eval scored 1 of 2 questions"]
+
+
+def test_a_request_that_failed_is_named_and_no_difference_of_texts(tmp_path: Path) -> None:
+    result = samples(TEXTS, prompts(), [1, 0], [1, 0])
+    found = compare(tmp_path, result, (Outcome.COMPLETED, Outcome.FAILED))
+    assert (found["n"], found["same_text"], found["agrees"]) == (1, 1, True)
+    assert found["notes"] == ["1 questions have no answer in this run (failed or cancelled) and are not compared"]
+    found = compare(tmp_path, result, (Outcome.FAILED, Outcome.FAILED))
+    assert not found["agrees"]
+    assert found["notes"][0] == "NOT VALID: no question was answered in this run and scored by lm_eval"
+
+
+def test_of_several_servers_one_is_asked_and_that_is_said(tmp_path: Path) -> None:
+    found = compare(tmp_path, samples(TEXTS, prompts(), [1, 0], [1, 0]), more_urls=("http://127.0.0.1:2",))
+    assert found["agrees"]
+    assert found["notes"] == ["lm_eval asked the first --base-url alone"]
+
+
+def test_a_harness_that_hangs_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(600)\n")
+    script.chmod(0o755)
+    endpoint = Endpoint(base_url="http://127.0.0.1:1", model="m")
+    with pytest.raises(RunError, match=r"did not end within 0 s and was killed"):
+        run_harness(Harness(str(script), "0"), tmp_path / "h", SOURCE, endpoint, [], max_concurrency=1, timeout_s=0.2)
 
 
 def test_a_harness_that_fails_is_quoted_and_no_key_is_kept(tmp_path: Path) -> None:

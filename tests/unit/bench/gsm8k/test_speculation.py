@@ -23,8 +23,8 @@ def state(tmp_path: Path, run: dict[str, Any]) -> str:
     [
         ({}, "not reported"),
         ({"server": {"command": None, "env": None}, "target": {}}, "not reported"),
-        ({"server": {"command": ["vllm", "serve", "m", "--speculative-config", '{"method": "mtp"}']}}, "real"),
-        ({"server": {"command": ["sglang", "--speculative-algorithm", "EAGLE"]}}, "real"),
+        ({"server": {"command": ["vllm", "serve", "m", "--speculative-config", '{"method": "mtp"}']}}, "on"),
+        ({"server": {"command": ["sglang", "--speculative-algorithm", "EAGLE"]}}, "on"),
         ({"server": {"command": ["atom", "--spec-decode-acceptance-length", "2.99"]}}, "forced"),
         (
             {"server": {"command": ["v", "--speculative-config", '{"synthetic_acceptance_length": 2.9}']}},
@@ -35,7 +35,7 @@ def state(tmp_path: Path, run: dict[str, Any]) -> str:
         ({"server": {"env": {"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS": "1"}}}, "forced"),
         ({"target": {"speculation": "speculative_config=None, tokenizer='m'"}}, "off"),
         ({"target": {"speculation": "speculative_algorithm=null"}}, "off"),
-        ({"target": {"speculation": 'speculative_algorithm="EAGLE"'}}, "real"),
+        ({"target": {"speculation": 'speculative_algorithm="EAGLE"'}}, "on"),
         (
             {
                 "target": {
@@ -43,13 +43,19 @@ def state(tmp_path: Path, run: dict[str, Any]) -> str:
                     "rejection_sample_method='standard', synthetic_acceptance_rates=None)"
                 }
             },
-            "real",
+            "on",
         ),
         ({"target": {"speculation": "speculative_config=C(rejection_sample_method='synthetic')"}}, "forced"),
     ],
 )
 def test_how_the_server_was_started_and_what_it_says(tmp_path: Path, run: dict[str, Any], expected: str) -> None:
     assert state(tmp_path, run) == expected
+
+
+def test_settings_alone_do_not_make_acceptance_real(tmp_path: Path) -> None:
+    found = speculation_of(RunDirectory(tmp_path / "run"), {"target": {"speculation": "speculative_algorithm=X"}}, 0, 1)
+    assert "real" not in found.text
+    assert "no counters" in found.text
 
 
 def test_counters_within_the_window(tmp_path: Path) -> None:
