@@ -20,7 +20,6 @@ import asyncio
 import json
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from known_times import Emitter, build_emitter, gaps_ms, in_words, quantiles, ttft_ms
 
 from atom.bench.arrivals import Arrivals
 from atom.bench.load import Api, Endpoint, LoadSpec, Shard
@@ -55,26 +54,6 @@ class Setup:
     workers: int
     seconds: float
     report: Callable[[dict[str, Any], str], None]
-
-
-class Emitter:
-    def __init__(self, setup: Setup, folder: Path, *options: str) -> None:
-        self.log = folder / "log.jsonl"
-        port_file = folder / "port"
-        core = setup.emitter_core
-        self.process = subprocess.Popen(
-            [str(setup.emitter), "--port-file", str(port_file), *options],
-            preexec_fn=None if core is None else lambda: os.sched_setaffinity(0, {core}),
-        )
-        while not (port_file.exists() and port_file.read_text()):
-            if self.process.poll() is not None:
-                raise SystemExit("the emitter ended")
-            time.sleep(0.02)
-        self.url = f"http://127.0.0.1:{port_file.read_text()}"
-
-    def close(self) -> None:
-        self.process.terminate()
-        self.process.wait()
 
 
 @dataclass
@@ -121,7 +100,9 @@ def load(
 def truth(setup: Setup, streams: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        emitter = Emitter(setup, folder, "--log", str(folder / "log.jsonl"), "--tick-ms", str(TICK_MS))
+        emitter = Emitter(
+            setup.emitter, setup.emitter_core, folder, "--log", str(folder / "log.jsonl"), "--tick-ms", str(TICK_MS)
+        )
         try:
             got = load(
                 setup, emitter.url, folder, streams=streams, requests=int(streams * setup.seconds), tokens=TOKENS
@@ -131,18 +112,17 @@ def truth(setup: Setup, streams: int) -> None:
         sent = {line["crc"]: line for line in read_jsonl(emitter.log)}
         records = list(read_records(got.run_dir))
         pairs = [(record, sent[zlib.crc32(got.source.request(record.index).body)]) for record in records]
-        theirs = _gaps(line["sent_ns"] for _, line in pairs)
-        mine = _gaps(np.unique(record.chunk_ns) for record, _ in pairs)
+        theirs = gaps_ms(line["sent_ns"] for _, line in pairs)
+        mine = gaps_ms(np.unique(record.chunk_ns) for record, _ in pairs)
         late = np.concatenate(
             [np.subtract(r.chunk_ns, line["sent_ns"]) for r, line in pairs if len(r.chunk_ns) == len(line["sent_ns"])]
         )
-        arrived = [line["kernel_ns"] or line["received_ns"] for _, line in pairs]
-        ttft = np.asarray([line["sent_ns"][0] - at for (_, line), at in zip(pairs, arrived, strict=True)]) / 1e6
+        ttft = ttft_ms(line for _, line in pairs)
         figures, late_us = got.figures, np.percentile(late / 1e3, [1, 50, 99])
         values = {
             "streams": streams,
             "workers": setup.workers,
-            "itl_ms": {"emitter": _quantiles(theirs), "client": _quantiles(mine)},
+            "itl_ms": {"emitter": quantiles(theirs), "client": quantiles(mine)},
             "mean_ttft_ms": {"emitter": ttft.mean(), "client": figures["mean_ttft_ms"]},
             "late_us": dict(zip(("p1", "p50", "p99"), late_us.tolist(), strict=True)),
             "coalesced_share": figures["coalesced_share"],
@@ -153,25 +133,13 @@ def truth(setup: Setup, streams: int) -> None:
         }
         setup.report(
             {"truth": values},
-            f"{streams:5d} streams  ITL p1/p50/p99: emitter {_text(theirs)}, client {_text(mine)} ms\n"
+            f"{streams:5d} streams  ITL p1/p50/p99: emitter {in_words(theirs)}, client {in_words(mine)} ms\n"
             f"               TTFT mean: emitter {ttft.mean():.3f}, client {figures['mean_ttft_ms']:.3f} ms\n"
             f"               chunk stamp − emitter's, p1/p50/p99: {'/'.join(f'{v:.0f}' for v in late_us)} µs, "
             f"stamps: {json.dumps(values['stamps'])}\n"
             f"               coalesced {figures['coalesced_share']:.2%}, CPU {figures['client_cpu_share']:.0%}, "
             f"{values['cpu_us_per_chunk']:.1f} µs per chunk  {'; '.join(got.reasons)}",
         )
-
-
-def _gaps(times: Any) -> npt.NDArray[np.float64]:
-    return np.concatenate([np.diff(stream) for stream in times]) / 1e6
-
-
-def _quantiles(values: npt.NDArray[np.float64]) -> dict[str, float]:
-    return dict(zip(("p1", "p50", "p99"), np.percentile(values, [1, 50, 99]).tolist(), strict=True))
-
-
-def _text(values: npt.NDArray[np.float64]) -> str:
-    return "/".join(f"{value:.2f}" for value in _quantiles(values).values())
 
 
 def _stamps(run_dir: RunDirectory) -> dict[str, int]:
@@ -187,7 +155,7 @@ def _stamps(run_dir: RunDirectory) -> dict[str, int]:
 def rate(setup: Setup, name: str, *, streams: int, requests: int, tokens: int) -> None:
     with tempfile.TemporaryDirectory() as folder_name:
         folder = Path(folder_name)
-        emitter = Emitter(setup, folder, "--full-rate")
+        emitter = Emitter(setup.emitter, setup.emitter_core, folder, "--full-rate")
         try:
             got = load(setup, emitter.url, folder, streams=streams, requests=requests, tokens=tokens)
         finally:
@@ -222,7 +190,7 @@ def flat(setup: Setup, chunks: int) -> None:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        emitter = Emitter(setup, folder, "--full-rate")
+        emitter = Emitter(setup.emitter, setup.emitter_core, folder, "--full-rate")
         run_dir = RunDirectory(folder / "run")
         source = RandomSource(
             num_prompts=chunks // tokens, api=Api.COMPLETIONS, model="emitter", input_len=4, output_len=tokens
@@ -244,7 +212,7 @@ def flat(setup: Setup, chunks: int) -> None:
 def hold(setup: Setup, per_second: float, seconds: float) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        emitter = Emitter(setup, folder, "--tick-ms", str(TICK_MS))
+        emitter = Emitter(setup.emitter, setup.emitter_core, folder, "--tick-ms", str(TICK_MS))
         try:
             requests = round(per_second * seconds)
             got = load(setup, emitter.url, folder, requests=requests, tokens=5, rate=per_second)
@@ -311,13 +279,7 @@ def main() -> int:
                 with options.json.open("a") as file:
                     file.write(line + "\n")
 
-    if options.emitter is None:
-        built = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name("emitter.py")), "--build"], stdout=subprocess.PIPE, text=True
-        )
-        if built.returncode:
-            return built.returncode
-        options.emitter = Path(built.stdout.strip())
+    options.emitter = options.emitter or build_emitter()
     cores = sorted(os.sched_getaffinity(0))
     emitter_core = None
     if len(cores) > options.workers:
