@@ -1,17 +1,16 @@
-"""What an engine said of itself in `/metrics` over a window of time: queue, KV cache, speculation, steps, prefix hits.
-
-Values that only grow count from the last scrape before the window to the last one in it; a server that started again in
-between counts from zero. Which words there are is `diag/dialects.py`.
+"""What an engine said of itself in `/metrics` over a window of time, as figures: queue, KV cache, speculation, steps,
+prefix hits. How they follow from the scrapes is `bench/engine_window.py`; which words there are is `diag/dialects.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from atom.diag.server_captures import FloatArray, IntArray, Scrapes
+from atom.bench.engine_window import EngineWindow, Growth, acceptance, step_times
+from atom.diag.server_captures import FloatArray, Scrapes
 from atom.diag.server_figure import ServerFigure
 
 __all__ = ["engine_figures", "tokens_per_s"]
@@ -20,7 +19,7 @@ __all__ = ["engine_figures", "tokens_per_s"]
 def engine_figures(scrapes: Scrapes, start_ns: int, end_ns: int, role: str | None = None) -> list[ServerFigure]:
     """Figures of [start_ns, end_ns). `role`: of a further endpoint; its figures carry that name, and only those that
     it has are there. Of the loaded server the usual ones are null where it does not say."""
-    window = _Window(scrapes, start_ns, end_ns)
+    window = _window(scrapes, start_ns, end_ns)
     found = [*_queue(window), *_cache(window), *_steps(window)]
     found += [figure for figure in (*_speculation(window), *_contexts(window)) if figure.value is not None]
     if role is None:
@@ -39,59 +38,15 @@ _RUNNING = "mean over the window's scrapes of the requests in the engine"
 
 def tokens_per_s(scrapes: Scrapes, start_ns: int, end_ns: int) -> float | None:
     """Tokens generated per second between the scrapes of the window."""
-    growth = _Window(scrapes, start_ns, end_ns).growth("generation_tokens")
+    growth = _window(scrapes, start_ns, end_ns).growth("generation_tokens")
     return None if growth is None or growth.seconds <= 0 else growth.amount / growth.seconds
 
 
-@dataclass(frozen=True, slots=True)
-class _Growth:
-    steps: FloatArray
-    """By how much it grew from each scrape to the next that has it."""
-    seconds_between: FloatArray
-    rows: IntArray
-    """The scrapes from which, and to which, it grew: one more than `steps`."""
-
-    @property
-    def amount(self) -> float:
-        return float(self.steps.sum())
-
-    @property
-    def seconds(self) -> float:
-        return float(self.seconds_between.sum())
+def _window(scrapes: Scrapes, start_ns: int, end_ns: int) -> EngineWindow:
+    return EngineWindow(scrapes.sent_ns, scrapes.values, start_ns, end_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
-    scrapes: Scrapes
-    start_ns: int
-    end_ns: int
-
-    def gauge(self, word: str) -> FloatArray:
-        """Its known values in the window."""
-        values = self.scrapes.values.get(word)
-        if values is None:
-            return np.array([])
-        part = values[self.scrapes.window(self.start_ns, self.end_ns)]
-        return part[~np.isnan(part)]
-
-    def growth(self, *words: str) -> _Growth | None:
-        """Of the first word, between scrapes that have all of them; None for fewer than two such scrapes."""
-        columns = [self.scrapes.values.get(word) for word in words]
-        known = [column for column in columns if column is not None]
-        if len(known) < len(words):
-            return None
-        part = self.scrapes.window(self.start_ns, self.end_ns)
-        sums: FloatArray = np.stack(known)[:, : part.stop].sum(axis=0)
-        rows = np.flatnonzero(~np.isnan(sums))
-        rows = rows[max(0, int(np.searchsorted(rows, part.start)) - 1) :]
-        if len(rows) < 2:
-            return None
-        values, times = known[0][rows], self.scrapes.sent_ns[rows]
-        steps = np.diff(values)
-        return _Growth(np.where(steps < 0, values[1:], steps), np.diff(times) / 1e9, rows)
-
-
-def _queue(window: _Window) -> Iterator[ServerFigure]:
+def _queue(window: EngineWindow) -> Iterator[ServerFigure]:
     running, waiting = window.gauge("running"), window.gauge("waiting")
     most = "most requests in the engine at a scrape of the window"
     yield ServerFigure(
@@ -106,7 +61,7 @@ def _queue(window: _Window) -> Iterator[ServerFigure]:
     )
 
 
-def _cache(window: _Window) -> Iterator[ServerFigure]:
+def _cache(window: EngineWindow) -> Iterator[ServerFigure]:
     usage = window.gauge("kv_usage")
     what = "share of the KV cache in use at the window's scrapes, averaged over engines"
     yield ServerFigure("kv_usage_mean", "KV cache", _mean(usage), "fraction", f"mean {what}", len(usage), "mean")
@@ -132,54 +87,28 @@ def _cache(window: _Window) -> Iterator[ServerFigure]:
     )
 
 
-def _steps(window: _Window) -> Iterator[ServerFigure]:
-    seconds, timed = window.growth("step_sum_s", "timed_steps"), window.growth("timed_steps", "step_sum_s")
-    if seconds is not None and timed is not None:
-        each = seconds.steps[timed.steps > 0] / timed.steps[timed.steps > 0]
-        yield _step_figure(each, _count(timed), "execution time of a step as the server measures it, by second")
-    else:
-        steps = window.growth("steps", "running")
-        busy = _always_running(window, steps)
-        each = np.array([]) if steps is None else steps.seconds_between[busy] / steps.steps[busy]
-        yield _step_figure(
-            each,
-            0 if steps is None else int(steps.steps[busy].sum()),
-            "time between two scrapes ÷ engine steps in it, where requests ran at both: the server tells no step time",
-        )
+def _steps(window: EngineWindow) -> Iterator[ServerFigure]:
+    times = step_times(window)
+    value = float(np.median(times.each_s)) * 1e3 if len(times.each_s) else None
+    yield ServerFigure("server_step_p50_ms", "server step", value, "ms", _STEP_TIMES[times.measured], times.n, "p50")
     tokens, steps = window.growth("step_tokens", "steps"), window.growth("steps", "step_tokens")
     if (per_step := _ratio(tokens, steps)) is not None:
         definition = "tokens of an engine step, prompt and output, mean over the window's steps"
         yield ServerFigure("step_tokens_mean", "server step", per_step, "tokens", definition, _count(steps))
 
 
-def _always_running(window: _Window, steps: _Growth | None) -> IntArray:
-    """Which intervals have steps, and requests at both ends."""
-    if steps is None:
-        return np.array([], dtype=np.int64)
-    running = window.scrapes.values["running"][steps.rows] > 0
-    return np.flatnonzero((steps.steps > 0) & running[:-1] & running[1:]).astype(np.int64)
+_STEP_TIMES = {
+    True: "median execution time of a step as the server measures it, by second; n: steps",
+    False: "median time between two scrapes ÷ engine steps in it, where requests ran at both: the server tells no step "
+    "time; n: steps",
+}
 
 
-def _step_figure(each_s: FloatArray, n: int, definition: str) -> ServerFigure:
-    value = float(np.median(each_s)) * 1e3 if len(each_s) else None
-    return ServerFigure("server_step_p50_ms", "server step", value, "ms", f"median {definition}; n: steps", n, "p50")
-
-
-def _speculation(window: _Window) -> Iterator[ServerFigure]:
-    accepted, drafts = window.growth("accepted_tokens", "drafts"), window.growth("drafts", "accepted_tokens")
-    value, n = _ratio(accepted, drafts), _count(drafts)
-    definition = "1 + accepted draft tokens ÷ drafts (verifications, one per sequence and step); n: drafts"
-    if value is not None:
-        value += 1
-    elif (calls := window.growth("drafts", "generation_tokens")) is not None:
-        value, n = _ratio(window.growth("generation_tokens", "drafts"), calls), _count(calls)
-        definition = "generated tokens ÷ verifications of drafts: this server does not count accepted tokens; n: those"
-    else:
-        gauge = window.gauge("acceptance_length")
-        gauge = gauge[gauge > 0]
-        value, n = _mean(gauge), len(gauge)
-        definition = "mean over scrapes of the server's own running average (a gauge); n: scrapes"
-    yield ServerFigure("acceptance_length", "speculation", value, "tokens", definition, n, "acceptance length")
+def _speculation(window: EngineWindow) -> Iterator[ServerFigure]:
+    found = acceptance(window)
+    yield ServerFigure(
+        "acceptance_length", "speculation", found.length, "tokens", found.definition, found.n, "acceptance length"
+    )
     drafted = window.growth("draft_tokens", "accepted_tokens")
     yield ServerFigure(
         "draft_acceptance_share",
@@ -192,7 +121,7 @@ def _speculation(window: _Window) -> Iterator[ServerFigure]:
     )
 
 
-def _contexts(window: _Window) -> Iterator[ServerFigure]:
+def _contexts(window: EngineWindow) -> Iterator[ServerFigure]:
     """Of servers that tell each request's context: as of the window's last scrape, over the requests since their
     start."""
     for kind, what in (("prefill", "prompt tokens"), ("decode", "prompt and generated tokens")):
@@ -215,9 +144,9 @@ def _last(values: FloatArray) -> float | None:
     return float(values[-1]) if len(values) else None
 
 
-def _ratio(part: _Growth | None, whole: _Growth | None) -> float | None:
+def _ratio(part: Growth | None, whole: Growth | None) -> float | None:
     return None if part is None or whole is None or whole.amount <= 0 else part.amount / whole.amount
 
 
-def _count(growth: _Growth | None) -> int:
+def _count(growth: Growth | None) -> int:
     return 0 if growth is None else int(growth.amount)

@@ -7,12 +7,14 @@ captured them; lines that are not what they should be are skipped, because a run
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 import numpy as np
 
 from atom.bench.clocks import clock_offsets
+from atom.bench.engine_window import EngineWindow, IntArray, acceptance, step_times
 from atom.bench.metrics import FloatArray, Samples
 from atom.bench.records import MEASURED, Outcome, RequestRecord
 from atom.bench.rundir import RunDirectory, read_jsonl
@@ -132,50 +134,54 @@ def _gc(server: Path, start_ns: int) -> dict[str, list[Point]]:
 
 
 def _metrics(server: Path, start_ns: int) -> dict[str, dict[str, list[Point]]]:
-    """Per scraped role: time of a scrape in ms, gauges as they are, and what follows from the totals of two scrapes:
-    `preemptions_per_s`, `step_ms`, `acceptance_length`."""
-    found: dict[str, dict[str, list[Point]]] = {}
-    last: dict[str, tuple[float, dict[str, float]]] = {}
+    """Per scraped role: time of a scrape in ms, gauges as they are, and what follows from the totals of two scrapes, at
+    the later one: `preemptions_per_s`, `step_ms`, `acceptance_length`."""
+    lines: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
     for name, line in _lines(server, "metrics-*.jsonl"):
         sent = _number(line, "sent_ns")
-        if sent is None:
-            continue
-        at = (sent - start_ns) / 1e9
-        role = found.setdefault(name.removeprefix("metrics-"), {})
-        latency = _number(line, "latency_ns")
-        if latency is not None and line.get("error") is None:
-            role.setdefault("scrape_ms", []).append([at, latency / 1e6])
-        said = line.get("values")
-        known = {key: value for key in said if (value := _number(said, key)) is not None} if _is_table(said) else {}
-        derived = _between(*last[name], at, known) if name in last else {}
-        for key, value in [*((key, known[key]) for key in GAUGES if key in known), *derived.items()]:
-            role.setdefault(key, []).append([at, value])
-        if known:
-            last[name] = (at, known)
-    return {role: {key: thin(points) for key, points in series.items()} for role, series in found.items()}
+        if sent is not None and 0 <= sent < 2**62:
+            lines.setdefault(name.removeprefix("metrics-"), []).append((int(sent), line))
+    return {role: _of_role(sorted(found, key=lambda one: one[0]), start_ns) for role, found in lines.items()}
+
+
+def _of_role(lines: Sequence[tuple[int, Mapping[str, Any]]], start_ns: int) -> dict[str, list[Point]]:
+    said = [line["values"] if _is_table(line.get("values")) else {} for _, line in lines]
+    words = {word for values in said for word in values}
+    window = EngineWindow(
+        np.array([sent for sent, _ in lines], dtype=np.int64),
+        {word: np.array([_or_nan(_number(values, word)) for values in said]) for word in words},
+        lines[0][0],
+        lines[-1][0] + 1,
+    )
+    seconds: FloatArray = (window.sent_ns - start_ns) / 1e9
+
+    def points(values: FloatArray, rows: IntArray) -> list[Point]:
+        pairs = zip(seconds[rows].tolist(), values.tolist(), strict=True)
+        return [[at, value] for at, value in pairs if isfinite(value)]  # a ratio of damaged lines may be anything
+
+    latency = np.array([_or_nan(None if line.get("error") else _number(line, "latency_ns")) for _, line in lines]) / 1e6
+    columns = {"scrape_ms": latency, **{word: window.values[word] for word in GAUGES if word in words}}
+    found = {name: points(column[known], known) for name, column in columns.items() if len(known := _known(column))}
+    preempted, steps, accepted = window.growth("preemptions"), step_times(window), acceptance(window)
+    if preempted is not None:
+        later = preempted.seconds_between > 0
+        rates: FloatArray = preempted.steps[later] / preempted.seconds_between[later]
+        found["preemptions_per_s"] = points(rates, preempted.rows[1:][later])
+    found["step_ms"] = points(steps.each_s * 1e3, steps.rows)
+    found["acceptance_length"] = points(accepted.each, accepted.rows)
+    return {name: thin(series) for name, series in found.items() if series}
+
+
+def _known(column: FloatArray) -> IntArray:
+    return np.flatnonzero(~np.isnan(column))
+
+
+def _or_nan(value: float | None) -> float:
+    return np.nan if value is None else value
 
 
 def _is_table(value: object) -> TypeGuard[dict[str, object]]:
     return isinstance(value, dict)
-
-
-def _between(then: float, before: Mapping[str, float], now: float, after: Mapping[str, float]) -> dict[str, float]:
-    """What happened from one scrape to the next; nothing of a total that is not in both, or was set back."""
-
-    def growth(key: str) -> float | None:
-        difference = after[key] - before[key] if key in before and key in after else -1.0
-        return difference if difference >= 0 else None
-
-    found: dict[str, float] = {}
-    preempted, seconds, steps = growth("preemptions"), growth("step_sum_s"), growth("timed_steps")
-    accepted, drafts = growth("accepted_tokens"), growth("drafts")
-    if preempted is not None and now > then:
-        found["preemptions_per_s"] = preempted / (now - then)
-    if seconds is not None and steps:
-        found["step_ms"] = seconds / steps * 1e3
-    if accepted is not None and drafts:
-        found["acceptance_length"] = 1 + accepted / drafts
-    return found
 
 
 def _gpus(server: Path, start_ns: int) -> dict[str, dict[str, list[Point]]]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from atom.bench.report.series import collect_series
+from atom.bench.rundir import RunDirectory
 from atom.cli.render import _server_rows
 from atom.diag.dialects import COMBINED, TOTALS, VALUE_NAMES, guess_dialect, names_for
 from atom.diag.metrics_target import parse_metrics_targets
@@ -146,6 +149,34 @@ def test_sglang(tmp_path: Path) -> None:
     found = figures(tmp_path)
     assert (found["acceptance_length"].value, found["acceptance_length"].n) == (2.0, 750)
     assert "draft_acceptance_share" not in found
+
+
+@pytest.mark.parametrize(
+    ("text", "dialect"),
+    [
+        (VLLM, "vllm"),
+        (SGLANG, "sglang"),
+        (SGLANG + 'sglang:spec_verify_calls_total{{model_name="m"}} {drafts}\n', "sglang"),
+        (ATOM, "atom"),
+    ],
+)
+@pytest.mark.parametrize("restart", [False, True])
+def test_timeline_and_table_say_the_same(tmp_path: Path, text: str, dialect: str, restart: bool) -> None:
+    run_dir = RunDirectory(tmp_path / "run")
+
+    def state(second: int) -> dict[str, float]:
+        return at(second - 5 if restart and second >= 5 else second)
+
+    recorded(run_dir.server, text, dialect, range(10), state)
+    found = figures(run_dir.server, start=0, end=10)
+    drawn = collect_series(run_dir, [], 0, 10 * SECOND)["metrics"]["api"]
+    for name, key in (("step_ms", "server_step_p50_ms"), ("acceptance_length", "acceptance_length")):
+        values = [value for _, value in drawn.get(name, [])]
+        figure = found.get(key)
+        assert bool(values) == (figure is not None and figure.value is not None), name
+        if values and figure is not None:
+            assert statistics.median(values) == pytest.approx(figure.value), name
+    assert sum(value for _, value in drawn.get("preemptions_per_s", [])) == found["preemptions"].value
 
 
 def test_our_own(tmp_path: Path) -> None:
