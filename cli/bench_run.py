@@ -13,7 +13,7 @@ from atom.bench.provenance import command_line, provenance
 from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.summary import summarize
 from atom.cli.load_run import Afterwards, LoadFactory, LoadRunner, ServerChoice
-from atom.cli.outputs import describe_os_error
+from atom.cli.outputs import complain
 from atom.cli.progress import StatusLine, launch_progress
 from atom.cli.publish import Output, publish, show
 from atom.cli.rank_run import follow, follows
@@ -84,7 +84,7 @@ class BenchRun:
                 self._show_measured(run_dir)
             if runner.ended_by is None:
                 raise
-            _complain(error)
+            complain(error)
             return status_of(runner.ended_by)
         except (KeyboardInterrupt, SystemExit):
             # A session seals what it was in; this is for the moments before it and after.
@@ -106,7 +106,7 @@ class BenchRun:
         except RunError as error:
             if self._runner.ended_by is None:
                 raise
-            _complain(error)
+            complain(error)
         return self._status(summary)
 
     def _show_measured(self, run_dir: RunDirectory) -> None:
@@ -123,9 +123,3 @@ class BenchRun:
         if validity == Validity.FAILED or self._server_died:
             return ExitStatus.FAILED
         return ExitStatus.OK if validity == Validity.VALID else ExitStatus.INVALID
-
-
-def _complain(error: Exception) -> None:
-    """For a run that a signal ended: its exit status says that."""
-    with contextlib.suppress(OSError):
-        print(f"error: {describe_os_error(error) if isinstance(error, OSError) else error}", file=sys.stderr)

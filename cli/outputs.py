@@ -3,15 +3,17 @@ after it. The files of the run directory are `bench/rundir.py`."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
+import sys
 from pathlib import Path
 from typing import Final
 
 from atom.recipes.errors import RunError, UsageError
 
-__all__ = ["check_distinct", "check_writable", "describe_os_error", "write_output"]
+__all__ = ["check_distinct", "check_writable", "complain", "describe_os_error", "write_output"]
 
 _DESCRIPTOR: Final = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 _STANDARD: Final = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
@@ -83,6 +85,12 @@ def describe_os_error(error: OSError) -> str:
     """One line: which file, and what the system said about it."""
     said = error.strerror or str(error) or type(error).__name__
     return f"{error.filename}: {said}" if error.filename else said
+
+
+def complain(error: Exception) -> None:
+    """Say it on standard error: for a run that a signal ended, whose exit status says that instead."""
+    with contextlib.suppress(OSError):
+        print(f"error: {describe_os_error(error) if isinstance(error, OSError) else error}", file=sys.stderr)
 
 
 def _descriptor(path: str | Path) -> int | None:

@@ -13,6 +13,8 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from atom.bench.report.numbers import number
+
 __all__ = ["Table", "bench_tables", "markdown", "number", "print_tables", "table_width"]
 
 UNSUPPORTED: Final = "†"
@@ -46,19 +48,6 @@ class Table:
 
     def is_numeric(self, column: int) -> bool:
         return column > 0 and len(self.columns) > 2 and column not in self.text_columns
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """About `digits` significant digits with thousands separators; what was not measured is "–"."""
-    if value is None:
-        return "–"
-    if value == 0:
-        return "0"
-    magnitude = abs(value)
-    decimals = next((d for limit, d in ((10, 2), (100, 1 if digits < 4 else 2), (1000, 1)) if magnitude < limit), 0)
-    if magnitude < 0.1:
-        return f"{value:.2g}"
-    return f"{value:,.{decimals}f}"
 
 
 def percent(value: float | None) -> str:

@@ -22,8 +22,9 @@ from atom.bench.runner import LoadOutcome
 from atom.bench.summary import summarize
 from atom.bench.sweep import Conclusion, Point, State, conclude, judge_point, point_label, point_seed
 from atom.bench.sweep_index import SweepIndex
+from atom.bench.worker_messages import merge_outcomes
 from atom.cli.load_run import LoadFactory, LoadRunner, ServerChoice
-from atom.cli.outputs import describe_os_error
+from atom.cli.outputs import complain
 from atom.cli.progress import StatusLine, launch_progress
 from atom.cli.publish import Output
 from atom.cli.rank_run import follow, follows
@@ -103,7 +104,7 @@ class SweepRun:
                 self._break_off(str(error).partition("\n")[0])
             if self._ended_by is None:
                 raise
-            _complain(error)
+            complain(error)
             return status_of(self._ended_by)
         except (KeyboardInterrupt, SystemExit):
             self._break_off("interrupted")
@@ -156,7 +157,7 @@ class SweepRun:
             outcomes.append(self._measure(server, value))
             if self._ended_by is not None or server.dead:
                 break
-        return _sum(outcomes)
+        return merge_outcomes(outcomes)
 
     def _measure(self, server: ServerUnderTest, value: float) -> LoadOutcome:
         """One point, to its entry in sweep.json. One that is broken off gets none."""
@@ -293,28 +294,7 @@ class SweepRun:
         except RunError as error:
             if self._ended_by is None:
                 raise
-            _complain(error)
+            complain(error)
         if self._ended_by is not None:
             return status_of(self._ended_by)
         return ExitStatus.FAILED if self._server_died else conclusion.status
-
-
-def _sum(outcomes: Sequence[LoadOutcome]) -> LoadOutcome:
-    """What happened in all loads together."""
-    return LoadOutcome(
-        started_ns=min(one.started_ns for one in outcomes),
-        ended_ns=max(one.ended_ns for one in outcomes),
-        started=sum(one.started for one in outcomes),
-        sent=sum(one.sent for one in outcomes),
-        completed=sum(one.completed for one in outcomes),
-        failed=sum(one.failed for one in outcomes),
-        cancelled=sum(one.cancelled for one in outcomes),
-        interrupted=any(one.interrupted for one in outcomes),
-        first_error=next((one.first_error for one in outcomes if one.first_error is not None), None),
-    )
-
-
-def _complain(error: Exception) -> None:
-    """For a run that a signal ended: its exit status says that."""
-    with contextlib.suppress(OSError):
-        print(f"error: {describe_os_error(error) if isinstance(error, OSError) else error}", file=sys.stderr)

@@ -13,7 +13,7 @@ from typing import Final
 
 from atom.bench.report.axis import short, ticks
 
-__all__ = ["Line", "Mark", "Panel", "draw"]
+__all__ = ["Line", "Panel", "Span", "draw"]
 
 WIDTH: Final = 1120
 LEFT: Final = 58
@@ -51,7 +51,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Span:
     """A span of time to tell apart, shaded."""
 
     begin: float
@@ -59,7 +59,7 @@ class Mark:
     name: str
 
 
-def draw(panels: Sequence[Panel], begin: float, end: float, marks: Sequence[Mark]) -> str:
+def draw(panels: Sequence[Panel], begin: float, end: float, spans: Sequence[Span]) -> str:
     """The SVG; "" without panels. Times in seconds."""
     assert end > begin
     if not panels:
@@ -68,7 +68,7 @@ def draw(panels: Sequence[Panel], begin: float, end: float, marks: Sequence[Mark
     scale = _Scale(begin, end)
     parts = [
         f'<svg class="timeline" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="timeline of the run">',
-        *_shades(scale, marks, height),
+        *_shades(scale, spans, height),
         *_axis(scale, height),
     ]
     for number, panel in enumerate(panels):
@@ -90,13 +90,13 @@ class _Scale:
         return moment is not None and self.begin <= moment <= self.end
 
 
-def _shades(scale: _Scale, marks: Sequence[Mark], height: int) -> Iterator[str]:
-    for mark in marks:
-        x, end = scale.x(mark.begin), scale.x(mark.end)
+def _shades(scale: _Scale, spans: Sequence[Span], height: int) -> Iterator[str]:
+    for span in spans:
+        x, end = scale.x(span.begin), scale.x(span.end)
         base = height - AXIS
         yield f'<rect class="shade" x="{x:.1f}" y="0" width="{end - x:.1f}" height="{base}"/>'
         yield f'<line class="phase" x1="{end:.1f}" x2="{end:.1f}" y1="0" y2="{base}"/>'
-        yield f'<text x="{x + 4:.1f}" y="{height - 4}">{escape(mark.name)}</text>'
+        yield f'<text x="{x + 4:.1f}" y="{height - 4}">{escape(span.name)}</text>'
 
 
 def _axis(scale: _Scale, height: int) -> Iterator[str]:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-__all__ = ["Chart", "Line", "Mark"]
+from atom.bench.report.axis import short, ticks
+
+__all__ = ["Chart", "ChartLine", "ChartPoint"]
 
 LEFT, RIGHT, TOP, BOTTOM = 56.0, 18.0, 14.0, 36.0
 LIMIT_SHOWN: Final = 3.0
@@ -16,7 +18,7 @@ LIMIT_SHOWN: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ChartPoint:
     """One point. `shape`: `dot`, `cross` (too much) or `ring` (no valid evidence)."""
 
     x: float
@@ -30,17 +32,17 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     name: str
     color: str
-    marks: Sequence[Mark]
+    marks: Sequence[ChartPoint]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
     """`limits`: (value of y, text), drawn across. `log_x`: powers of two are equally far apart."""
 
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     x_label: str
     limits: Sequence[tuple[float, str]] = ()
     log_x: bool = False
@@ -114,18 +116,7 @@ class _Axis:
             every = max(1, -(-len(exponents) // (count + 2)))
             found = [2.0**exponent for exponent in exponents[::every]]
             return found if len(found) > 1 else [self.low * 1.15, self.high / 1.15]
-        raw = (self.high - self.low) / count
-        power = 10.0 ** math.floor(math.log10(raw))
-        step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
-        first = math.ceil(self.low / step - 1e-9)
-        return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
-
-
-def short(value: float) -> str:
-    size = abs(value)
-    if size >= 1e6:
-        return f"{value / 1e6:.3g}M"
-    return f"{value / 1e3:.3g}k" if size >= 1e4 else f"{value:.4g}"
+        return ticks(self.low, self.high, count)
 
 
 CHARACTER_WIDTH: Final = 6.3
@@ -154,7 +145,7 @@ def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
-def _drawn(line: Line, x_axis: _Axis, y_axis: _Axis, labels: _Labels, width: float) -> list[str]:
+def _drawn(line: ChartLine, x_axis: _Axis, y_axis: _Axis, labels: _Labels, width: float) -> list[str]:
     places = [(x_axis.at(mark.x), y_axis.at(mark.y), mark) for mark in line.marks]
     path = "".join(f"{'L' if i else 'M'}{x:.1f} {y:.1f}" for i, (x, y, _) in enumerate(places))
     parts = [f'<path d="{path}" fill="none" stroke="{line.color}" stroke-width="1.6" stroke-linejoin="round"/>']

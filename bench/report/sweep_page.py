@@ -9,7 +9,8 @@ from html import escape
 from importlib import resources
 from typing import Any, Final
 
-from atom.bench.report.svg_chart import Chart, Line, Mark
+from atom.bench.report.numbers import number
+from atom.bench.report.svg_chart import Chart, ChartLine, ChartPoint
 from atom.bench.run_facts import checked_run
 from atom.bench.rundir import RunDirectory, Validity, write_text
 from atom.bench.sweep import Conclusion, Point, State, Swept, latest
@@ -72,7 +73,7 @@ def _knee(index: SweepIndex, conclusion: Conclusion) -> str:
         ("median_tpot_ms", "TPOT p50", "ms"),
         ("p99_itl_ms", "ITL p99", "ms"),
     ):
-        tiles.append((label, _number(point.figure(name)), unit))
+        tiles.append((label, number(point.figure(name)), unit))
     cells = "".join(
         f'<div class="tile"><div class="label">{escape(label)}</div><div class="value">{escape(value)}'
         f"<small>{escape(unit)}</small></div></div>"
@@ -87,7 +88,7 @@ def _charts(index: SweepIndex, conclusion: Conclusion) -> list[str]:
     log = len(points) > 2 and points[-1].value >= 8 * points[0].value
     grows = "concurrency (requests at once)" if swept is Swept.CONCURRENCY else "requested rate (req/s)"
 
-    def over(name: str, label: str, color: str, *, x: str | None = None, labels: bool = False) -> Line:
+    def over(name: str, label: str, color: str, *, x: str | None = None, labels: bool = False) -> ChartLine:
         """`labels`: name the points; where their values stand on the axis, the knee alone."""
         marks = []
         for point in points:
@@ -95,7 +96,7 @@ def _charts(index: SweepIndex, conclusion: Conclusion) -> list[str]:
             if at is not None and y is not None:
                 labelled = labels and (x is not None or _is_knee(conclusion, point))
                 marks.append(_mark(index, conclusion, point, at, y, label, labelled))
-        return Line(label, color, marks)
+        return ChartLine(label, color, marks)
 
     def limits(*names: str) -> list[tuple[float, str]]:
         return [(one.limit, one.expression) for one in index.objectives if one.figure in names]
@@ -107,7 +108,9 @@ def _charts(index: SweepIndex, conclusion: Conclusion) -> list[str]:
     if any(point.figure("request_goodput") is not None for point in points):
         rates.append(over("request_goodput", "goodput", "var(--c)"))
     if swept is Swept.RATE:
-        rates.append(Line("requested", "var(--dim)", [Mark(p.value, p.value, "dot", "", "requested") for p in points]))
+        rates.append(
+            ChartLine("requested", "var(--dim)", [ChartPoint(p.value, p.value, "dot", "", "requested") for p in points])
+        )
     ttft = limits("median_ttft_ms", "p50_ttft_ms", "p99_ttft_ms", "mean_ttft_ms")
     itl = limits("median_tpot_ms", "p50_tpot_ms", "p99_tpot_ms", "mean_tpot_ms", "p99_itl_ms", "median_itl_ms")
     return [
@@ -122,12 +125,12 @@ def _charts(index: SweepIndex, conclusion: Conclusion) -> list[str]:
 
 def _mark(
     index: SweepIndex, conclusion: Conclusion, point: Point, x: float, y: float, label: str, labelled: bool
-) -> Mark:
+) -> ChartPoint:
     name = index.plan.swept.show(point.value)
     knee = _is_knee(conclusion, point)
-    title = f"{name}: {label} {_number(y)}" + (f" ({point.why})" if point.why else "")
+    title = f"{name}: {label} {number(y)}" + (f" ({point.why})" if point.why else "")
     text = (f"{name} knee" if knee else name) if labelled else ""
-    return Mark(x, y, _SHAPES[point.state], text, title, knee)
+    return ChartPoint(x, y, _SHAPES[point.state], text, title, knee)
 
 
 def _is_knee(conclusion: Conclusion, point: Point) -> bool:
@@ -166,13 +169,5 @@ def _table(index: SweepIndex, conclusion: Conclusion) -> str:
 
 def _cell(point: Point, name: str) -> str:
     figure: dict[str, Any] = dict(point.figures.get(name, {}))
-    text = _number(point.figure(name))
+    text = number(point.figure(name))
     return text if text == "–" or figure["supported"] else f"{text} †"
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "–"
-    size = abs(value)
-    digits = 2 if size < 100 else 1 if size < 1000 else 0
-    return f"{value:.2g}" if 0 < size < 0.1 else f"{value:,.{digits}f}"

@@ -14,7 +14,7 @@ import numpy as np
 
 from atom.bench.metrics import collect
 from atom.bench.records import WARMUP, RequestRecord
-from atom.bench.report.panels import Line, Mark, Panel, draw
+from atom.bench.report.panels import Line, Panel, Span, draw
 from atom.bench.slices import ByPlace, Slices, slices_of
 
 __all__ = ["timeline_svg"]
@@ -45,8 +45,8 @@ def timeline_svg(records: Sequence[RequestRecord], series: Mapping[str, Any], st
     client = _Client(slices, begin)
     panels = [*_load(client, series), *_engine(series), *_hardware(series)]
     kept = (_with_data(panel, begin, end) for panel in panels)
-    marks = [Mark(begin, 0.0, "warm-up")] if warmups else []
-    return draw([panel for panel in kept if panel is not None], begin, end, marks)
+    spans = [Span(begin, 0.0, "warm-up")] if warmups else []
+    return draw([panel for panel in kept if panel is not None], begin, end, spans)
 
 
 class _Client:
