@@ -11,11 +11,13 @@ from typing import Annotated, Any, Final
 import typer
 
 from atom.bench.agentic.aiperf_client import AiperfClient, find_aiperf
+from atom.bench.agentic.chat_overhead import ask_overhead
 from atom.bench.agentic.generate import GenerateConfig, generate_traces, write_traces
 from atom.bench.agentic.load import AgenticLoad, CacheBust
 from atom.bench.agentic.scenario_load import ScenarioLoad
 from atom.bench.agentic.validity import SCENARIOS, Scenario, find_scenario
 from atom.bench.agentic.weka import Traces, load_traces
+from atom.bench.datasets.text import word_list
 from atom.bench.load import Api, Endpoint
 from atom.bench.target import Target
 from atom.cli import load_options as load
@@ -314,7 +316,10 @@ def _load(given: dict[str, Any]) -> LoadFactory:
         if target is None:
             return wrapped
         vocab = plan.vocab_size if plan.vocab_size is not None else target.vocab_size
-        return replace(wrapped, load=replace(plan, model=endpoint.model, vocab_size=vocab))
+        overhead = None
+        if plan.api is Api.CHAT and plan.tokenizer is not None and given["client"] == NATIVE:
+            overhead = ask_overhead(endpoint, word_list(plan.tokenizer).words[0], plan.extra_body)
+        return replace(wrapped, load=replace(plan, model=endpoint.model, vocab_size=vocab, overhead=overhead))
 
     run = _aiperf(given, wrapped) if given["client"] == AIPERF else None
     return LoadFactory(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atom.bench.agentic.chat_overhead import ChatOverhead
 from atom.bench.agentic.model import Session
 from atom.bench.agentic.timing import Cut, Timeline, cut_at, cut_time, timeline
 from atom.bench.load import Api, LoadSpec, Shard
@@ -67,6 +68,9 @@ class AgenticLoad:
     """Of the model, for prompts of token ids; None: a range inside every common vocabulary."""
     tokenizer: Path | None = None
     """A `tokenizer.json`, or the directory that holds it, that says which words are one token, for prompts of text."""
+    overhead: ChatOverhead | None = None
+    """Of the server's chat template: prompts of text have as many words fewer (where each is a token, so with
+    `tokenizer`). None: it is not known, and comes on top."""
     ignore_eos: bool = True
     continuous_usage_stats: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -148,6 +152,7 @@ class AgenticLoad:
             "prompt": "text" if text else "token ids",
             "token_range": None if text else list(token_range(self.vocab_size)),
             "tokenizer": None if self.tokenizer is None else str(self.tokenizer),
+            "chat_template_tokens": None if self.overhead is None else asdict(self.overhead),
             "continuous_usage_stats": self.continuous_usage_stats,
             "sampling": dict(self.sampling),
             "extra_body": dict(self.extra_body),

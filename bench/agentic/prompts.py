@@ -4,7 +4,8 @@ A block's tokens depend on (seed, scope, hash id) alone (`bench/datasets/block_t
 block, and the agent's next turn keeps all of it, its last tokens are the beginning of the block that follows there: a
 history grows at its end, as the recorded one did. Completions get token ids, exactly as many as recorded. Chats get
 messages of words that are one token each (`bench/datasets/text.py`), the recorded answers as assistant messages; a
-template comes on top, so no number of tokens is planned for them.
+template comes on top, so no number of tokens is planned for them; where it is known what it adds, a message has as many
+words fewer.
 
 Prompts have 100,000 tokens and more, and are made while others are being timed, in a thread: ids and words are put
 into place by table look-ups of NumPy on rows of one width (JSON ignores the spaces), which let other threads run.
@@ -27,6 +28,7 @@ from atom.bench.agentic.load import AgenticLoad, CacheBust
 from atom.bench.agentic.model import Session
 from atom.bench.datasets.block_tokens import prompt_tokens, stream_tokens
 from atom.bench.datasets.bodies import RequestFields
+from atom.bench.datasets.text import load_tokenizer
 from atom.bench.load import Api
 from atom.bench.random_load import token_range
 from atom.recipes.errors import UsageError
@@ -190,10 +192,29 @@ class PromptMaker:
             marked = next(i for i, part in enumerate(parts) if part.role == "user")
         escaped = b"" if mark is None else mark.replace("\n", "\\n").encode()
         made = []
+        owed = 0
         for i, part in enumerate(parts):
-            text = np.take(self._table, tokens_t[part.start : part.end], axis=0).tobytes()[:-1]
+            owed += self._added(parts, i, mark if i == marked else None)
+            left_out = min(owed, part.end - part.start - 1)
+            owed -= left_out
+            text = np.take(self._table, tokens_t[part.start + left_out : part.end], axis=0).tobytes()[:-1]
             made.append(b'{"role":"%b","content":"%b%b"}' % (part.role.encode(), escaped if i == marked else b"", text))
         return b"[" + b",".join(made) + b"]"
+
+    def _added(self, parts: list[Message], place: int, mark: str | None) -> int:
+        """Tokens of message number `place` that are not its words, as far as they are known. Its first words are left
+        out for them, not its last: what a turn sends stays the beginning of what the next one sends."""
+        overhead = self._load.overhead
+        if overhead is None or self._load.tokenizer is None:
+            return 0
+        role = parts[place].role
+        if place == 0:
+            tokens = overhead.first(role)
+        else:  # the first user's message after a system prompt is counted with it
+            tokens = 0 if place == 1 and parts[0].role == "system" else overhead.further(role)
+        if mark is not None:
+            tokens += load_tokenizer(self._load.tokenizer).count(mark, special_tokens=False)
+        return tokens
 
 
 def _key(text: str) -> int:

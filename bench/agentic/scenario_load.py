@@ -49,6 +49,8 @@ class ScenarioLoad:
             return notes
         if load.tokenizer is None:
             notes.append("prompts have as many words as were tokens recorded: --tokenizer makes each word one token")
+        if load.overhead is not None:
+            return notes
         return [*notes, "what the server's chat template adds to each message comes on top of the recorded length"]
 
     def driver(self, spec: LoadSpec) -> Driver:

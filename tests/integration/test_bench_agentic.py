@@ -18,6 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
+from atom.bench.agentic.chat_overhead import ask_overhead
+from atom.bench.load import Endpoint
 from atom.bench.records import MEASURED, RequestRecord, read_records
 from atom.bench.rundir import RunDirectory, read_jsonl
 from atom.cli import main as cli
@@ -106,6 +108,24 @@ def test_turns_of_an_agent_come_one_after_the_other_and_sub_agents_after_their_t
             assert after.sent_ns is not None
             assert before.end_ns <= after.sent_ns
     assert any(record.output_len == 1 and record.phase == "warmup" for of in turns.values() for record in of)
+
+
+def test_a_server_is_asked_what_its_template_adds(server: RunningServer) -> None:
+    def counted(*roles: str) -> int:
+        messages = [{"role": role, "content": "a"} for role in roles]  # a byte is a token here
+        answer = server.client().chat.completions.create(model=server.model, messages=messages, max_tokens=1)
+        assert answer.usage is not None
+        return answer.usage.prompt_tokens - len(roles)
+
+    found = ask_overhead(Endpoint(base_url=server.url, model=server.model), "a", {})
+    assert found is not None
+    assert found.first("user") == counted("user") > 0
+    assert found.first("system") == counted("system", "user")
+    assert found.first("user") + found.further("assistant") + found.further("user") == counted(
+        "user", "assistant", "user"
+    )
+    for elsewhere in (f"{server.url}/none", "http://127.0.0.1:1"):
+        assert ask_overhead(Endpoint(base_url=elsewhere, model=server.model), "a", {}) is None
 
 
 def test_a_server_that_is_started_shows_the_context_of_each_request(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from atom.bench.agentic.chat_overhead import ChatOverhead
 from atom.bench.agentic.load import AgenticLoad, CacheBust
 from atom.bench.agentic.model import Agent, Session, Turn
 from atom.bench.agentic.prompts import MARKER_TOKENS, PromptMaker, marker, messages
@@ -193,18 +195,50 @@ def test_a_body_has_what_a_load_asks_for(session: Session) -> None:
     }
 
 
-def test_words_that_a_tokenizer_knows_are_as_many_tokens_as_recorded(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
         vocab_size=3000, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     bpe.train_from_iterator([f"{word}\n {word}" for word in WORDS] * 20, trainer)
-    bpe.save(str(tmp_path / "tokenizer.json"))
+    bpe.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_a_message_has_as_many_words_fewer_as_the_template_adds(tokenizer_dir: Path) -> None:
+    turns = (
+        Turn(60, 20, 0, np.arange(15), 0, 1),
+        Turn(90, 3, 15, np.arange(15, 22), 2, 1),  # an answer of 20 tokens, 10 of the user
+        Turn(96, 9, 22, np.arange(22, 24), 2, 1),  # of 3, and 3: less than what the template adds
+        Turn(140, 3, 24, np.arange(24, 35), 2, 1),
+    )
+    overhead = ChatOverhead(alone=9, with_system=14, pair=11)
+    tokenizer = load_tokenizer(tokenizer_dir)
+    for system in (0, 20):
+        session = Session("trace", SIZE, "trace", (Agent("a", 0, None, system, turns),))
+        made = load(session, Api.CHAT, tokenizer=tokenizer_dir, overhead=overhead)
+        mark = marker(made, 0, session)
+        make = PromptMaker(made, word_list(tokenizer_dir))
+        before: list[str] = []
+        for k, turn in enumerate(turns):
+            texts = [message["content"] for message in json.loads(make.body(session, 0, k, mark, 7))["messages"]]
+            assert texts[: len(before)] == before, "what was sent stays the beginning"
+            before = texts
+            counted = sum(tokenizer.count(text, special_tokens=False) for text in texts)
+            added = (overhead.with_system if system else overhead.alone) + k * overhead.pair
+            short = 5 + 6 + 6 if k == 2 else 0  # both have to have a word; the next turn's messages make up for it
+            assert counted + added - turn.input_len <= short + 2, "a marker may merge with the word behind it"
+            assert counted + added >= turn.input_len - 2
+
+
+def test_words_that_a_tokenizer_knows_are_as_many_tokens_as_recorded(tokenizer_dir: Path) -> None:
     turns = (Turn(1000, 37, 0, np.arange(200), 0, 1), Turn(1100, 3, 200, np.arange(200, 270), 2, 1))
     session = Session("trace", SIZE, "trace", (Agent("a", 0, None, 50, turns),))
-    make = PromptMaker(load(session, Api.CHAT), word_list(tmp_path))
-    tokenizer = load_tokenizer(tmp_path)
+    make = PromptMaker(load(session, Api.CHAT), word_list(tokenizer_dir))
+    tokenizer = load_tokenizer(tokenizer_dir)
     body = json.loads(make.body(session, 0, 1, None, 7))
     counts = [tokenizer.count(message["content"], special_tokens=False) for message in body["messages"]]
     assert counts == [part.end - part.start for part in messages(session, 0, 1)]

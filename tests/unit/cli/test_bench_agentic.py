@@ -16,6 +16,7 @@ import pytest
 from atom.bench.agentic import aiperf_client
 from atom.bench.agentic.aiperf_client import Aiperf, AiperfClient, find_aiperf
 from atom.bench.agentic.aiperf_launch import VARIABLE
+from atom.bench.agentic.chat_overhead import ChatOverhead
 from atom.bench.agentic.generate import GenerateConfig, generate_traces
 from atom.bench.agentic.load import AgenticLoad, CacheBust
 from atom.bench.agentic.scenario_load import ScenarioLoad
@@ -105,6 +106,7 @@ def test_what_makes_prompts_and_sessions_other_than_recorded_is_noted() -> None:
     assert [note[: len(start)] for note, start in zip(notes(), left_out, strict=False)] == left_out
     assert [note.split()[0] for note in notes()[2:]] == ["prompts", "what"]
     assert [note.split()[0] for note in notes(tokenizer=Path("x"))[2:]] == ["what"]
+    assert len(notes(tokenizer=Path("x"), overhead=ChatOverhead(9, 14, 11))) == 2
     assert len(notes(api=Api.COMPLETIONS)) == len(notes("aiperf")) == 2
 
 
