@@ -54,7 +54,7 @@ class Slices:
     """Requests sent in it."""
     completed: IntArray
     failed: IntArray
-    """Requests that ended in it."""
+    """Requests that ended in it, also those that never got a connection."""
     running: FloatArray
     """Requests between sent and ended, averaged over the slice."""
     output_tokens_per_s: FloatArray
@@ -105,7 +105,7 @@ def slices_of(records: Sequence[RequestRecord], samples: Samples, start_ns: int,
 
     sent = [record for record in records if record.sent_ns is not None]
     spans = np.array([(one.sent_ns, one.end_ns) for one in sent if one.end_ns is not None], dtype=np.int64)
-    ended = [(one.outcome, one.end_ns) for one in sent if one.end_ns is not None]
+    ended = [(one.outcome, one.end_ns) for one in records if one.end_ns is not None]
     arrivals_ns, tokens, gaps_ms, later_ns = _arrivals(samples)
     first = [(one.sent_ns, one.first_ns) for one in sent if one.outcome == Outcome.COMPLETED and one.first_ns]
     ttft = np.array(first, dtype=np.int64).reshape(-1, 2)

@@ -1,7 +1,7 @@
 """One load by several processes of this machine: starts them, has them begin together, and merges what they say.
 
 Each worker is an interpreter of its own that runs `bench/runner.py` for one shard and writes its own files in the run
-directory (`bench/worker.py`). Several machines: `bench/rank_load.py`.
+directory (`bench/worker.py`). Several machines: `bench/rank_leader.py`.
 """
 
 from __future__ import annotations
@@ -89,11 +89,15 @@ class _Worker:
         with contextlib.suppress(BrokenPipeError, BlockingIOError):  # its end is noticed where it is listened to
             os.write(self.control, encode(message))
 
-    @property
-    def fate(self) -> str:
-        """How it ended, once it has."""
-        status = self.process.wait()
+    async def fate(self) -> str:
+        """How it ended, now that it says nothing more. One that stays nevertheless is killed."""
         who = f"worker {self.name} (pid {self.process.pid})"
+        try:
+            status = await asyncio.to_thread(self.process.wait, _EXIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            await asyncio.to_thread(self.process.wait)
+            return f"{who} said no more, did not end within {_EXIT_S:g} s and was killed"
         if self.overdue:
             return f"{who} did not stop within {STOP_S:g} s and was killed"
         if status < 0:
@@ -196,7 +200,7 @@ class _Crew:
         finally:
             transport.close()
         if worker.outcome is None:
-            raise RunError(f"{worker.fate}; its share of the load is lost")
+            raise RunError(f"{await worker.fate()}; its share of the load is lost")
 
     def _hear(self, worker: _Worker, message: Mapping[str, Any]) -> None:
         kind = message["kind"]

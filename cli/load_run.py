@@ -29,9 +29,9 @@ from atom.recipes.launcher import LaunchOptions
 __all__ = ["Afterwards", "LoadFactory", "LoadRunner", "ServerChoice"]
 
 Afterwards = Callable[[Endpoint, RunDirectory], None]
+"""What else to do with the server when a load is over, before it is stopped. In no figure of the load."""
 RunLoad = Callable[[LoadSpec, RunDirectory, OnProgress | None, asyncio.Event], Coroutine[Any, Any, LoadOutcome]]
 """As `bench/runner.run_load`."""
-"""What else to do with the server when a load is over, before it is stopped. In no figure of the load."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

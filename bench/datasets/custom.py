@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atom.bench.datasets.bodies import RequestFields
-from atom.bench.datasets.items import ItemFile, index_items
+from atom.bench.datasets.items import ItemFile, index_items, quoted
 from atom.bench.datasets.samples import Samples, item_order, repeated, warmup_request
 from atom.bench.datasets.schedule import schedule_ns
 from atom.bench.datasets.text import load_tokenizer
@@ -210,9 +210,9 @@ def _output_len(file: ItemFile, number: int, *places: dict[str, Any]) -> int | N
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value % 1:
-                file.refuse(number, f"field {name!r} must be a whole number of tokens, got {value!r}")
+                file.refuse(number, f"field {name!r} must be a whole number of tokens, got {quoted(value)}")
             if not 1 <= value <= MAX_OUTPUT_TOKENS:
-                file.refuse(number, f"field {name!r} must be from 1 to {MAX_OUTPUT_TOKENS:,}, got {value!r}")
+                file.refuse(number, f"field {name!r} must be from 1 to {MAX_OUTPUT_TOKENS:,}, got {quoted(value)}")
             return int(value)
     return None
 
@@ -222,5 +222,5 @@ def _time_ns(file: ItemFile, number: int, fields: dict[str, Any]) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MAX_MS:
-        file.refuse(number, f"field 'timestamp' must be milliseconds, not negative, got {value!r}")
+        file.refuse(number, f"field 'timestamp' must be milliseconds, not negative, got {quoted(value)}")
     return value * 1_000_000 if isinstance(value, int) else round(value * 1e6)

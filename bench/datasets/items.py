@@ -22,15 +22,23 @@ import numpy.typing as npt
 
 from atom.recipes.errors import UsageError
 
-__all__ = ["FileFacts", "ItemFile", "index_items", "open_data_file", "read_lines"]
+__all__ = ["FileFacts", "ItemFile", "index_items", "open_data_file", "quoted", "read_lines"]
 
 MAX_ITEM_BYTES: Final = 64 << 20
 MAX_ITEMS: Final = 20_000_000
+_LONGEST_QUOTE: Final = 80
+"""Characters of a value that an error repeats: a cell may be as long as its file."""
 _PIECE: Final = 1 << 20
 _ENDLESS: Final = "the array does not end"
 _SPACE: Final = b" \t\r\n"
 _BOM: Final = b"\xef\xbb\xbf"
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+def quoted(value: object) -> str:
+    """A value of a file, for the error that it is wrong."""
+    text = repr(value[: _LONGEST_QUOTE + 1] if isinstance(value, str | list) else value)
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from atom.bench.datasets.items import MAX_ITEMS, FileFacts, open_data_file, read_lines
+from atom.bench.datasets.items import MAX_ITEMS, FileFacts, open_data_file, quoted, read_lines
 from atom.recipes.errors import UsageError
 
 __all__ = ["BLOCK_SIZES", "FORMATS", "Trace", "TraceWindow", "read_trace"]
@@ -297,7 +297,7 @@ def _json_row(place: _Place, line: bytes, unit_ns: int) -> _Row:
         place.refuse("field 'hash_ids' must be a list of whole numbers from 0 to 2⁶⁴ − 1")
     time = fields.get("timestamp")
     if isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time * unit_ns < _MAX_NS:
-        place.refuse(f"field 'timestamp' must be a time, not negative, got {time!r}")
+        place.refuse(f"field 'timestamp' must be a time, not negative, got {quoted(time)}")
     time_ns = time * unit_ns if isinstance(time, int) else round(time * unit_ns)
     input_len, output_len = (_length(place, name, fields.get(name)) for name in ("input_length", "output_length"))
     return _Row(time_ns, input_len, output_len, hash_ids)
@@ -336,14 +336,14 @@ def _number(cell: str) -> float | int | str:
 def _length(place: _Place, name: str, value: Any) -> int:
     """Tokens; 0 for a request that failed."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TOKENS or value % 1:
-        place.refuse(f"field {name!r} must be tokens from 0 to {MAX_TOKENS:,}, got {value!r}")
+        place.refuse(f"field {name!r} must be tokens from 0 to {MAX_TOKENS:,}, got {quoted(value)}")
     return int(value)
 
 
 def _seconds_ns(place: _Place, name: str, cell: str) -> int:
     value = _number(cell)
-    if isinstance(value, str) or not 0 <= value * 1e9 < _MAX_NS:
-        place.refuse(f"field {name!r} must be seconds, not negative, got {cell!r}")
+    if isinstance(value, str) or not 0 <= value < _MAX_NS / 1e9:
+        place.refuse(f"field {name!r} must be seconds, not negative, got {quoted(cell)}")
     return value * 1_000_000_000 if isinstance(value, int) else round(value * 1e9)
 
 
@@ -358,7 +358,7 @@ def _iso_ns(place: _Place, name: str, cell: str) -> int:
             raise ValueError
         seconds = _day_seconds(day) + 3600 * int(hour) + 60 * int(minute) + int(second) - _zone_seconds(zone)
     except ValueError:
-        place.refuse(f"field {name!r} must be a time such as 2023-11-16 18:15:46.6805900, got {cell!r}")
+        place.refuse(f"field {name!r} must be a time such as 2023-11-16 18:15:46.6805900, got {quoted(cell)}")
     return seconds * 1_000_000_000 + int((fraction or "0").ljust(9, "0"))
 
 

@@ -56,6 +56,12 @@ def test_what_falls_where() -> None:
     }
 
 
+def test_a_request_that_never_got_a_connection_has_failed_in_its_slice() -> None:
+    refused = RequestRecord(index=0, outcome=Outcome.FAILED, end_ns=START + 1200 * MS)
+    found = cut([request(0, [500]), refused], 2000)
+    assert (found.started.tolist(), found.failed.tolist(), found.completed.tolist()) == ([1, 0], [0, 1], [1, 0])
+
+
 def test_a_phase_without_length_or_requests() -> None:
     assert len(cut([], 0)) == 0
     nothing = cut([], 1500).as_dict()

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from atom.bench import workers as crew
 from atom.bench.arrivals import Arrivals
 from atom.bench.load import Api, Endpoint, LoadSpec, Shard
 from atom.bench.random_load import RandomSource
@@ -133,6 +135,25 @@ async def test_worker_that_is_killed_ends_the_load_and_is_named(tmp_path: Path, 
     summary = summarize(run_dir)
     assert summary["validity"] == "interrupted"
     assert summary["figures"]["completed"]["value"] > 0
+
+
+def hanging() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+
+async def test_worker_that_says_no_more_and_stays_is_killed_while_others_are_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(crew, "_EXIT_S", 0.3)
+    with hanging() as process:
+        fate = asyncio.ensure_future(crew._Worker("3", process, -1, -1).fate())
+        turns = 0
+        while not fate.done():
+            turns += 1
+            await asyncio.sleep(0.01)
+        assert turns > 3, "the event loop stood still"
+        assert fate.result().startswith(f"worker 3 (pid {process.pid}) said no more")
+        assert process.poll() == -signal.SIGKILL
 
 
 async def test_stop_keeps_what_every_worker_recorded(tmp_path: Path, serve: Any, wire: Any) -> None:

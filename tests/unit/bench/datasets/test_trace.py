@@ -148,6 +148,18 @@ def test_what_is_wrong_is_said_with_file_line_and_field(tmp_path: Path, text: st
         read_trace(file, TraceWindow())
 
 
+@pytest.mark.parametrize(
+    "text",
+    [BURSTGPT + f"1,m,{'x' * 5000},4,7,log\n", AZURE + f"{'y' * 5000},1,1\n", BURSTGPT + f"{'9' * 4000},m,3,4,7,log\n"],
+)
+def test_a_long_cell_is_cut_in_the_error(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "trace"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=r"trace:2: field .*…$") as error:
+        read_trace(file, TraceWindow())
+    assert len(str(error.value)) < 300 + len(str(file))
+
+
 @same_folder
 @given(st.binary(max_size=200), st.sampled_from([b"", GOOD.encode(), BURSTGPT.encode(), AZURE.encode()]))
 def test_garbage_is_a_usage_error_or_a_trace(tmp_path: Path, garbage: bytes, head: bytes) -> None:
