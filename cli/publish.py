@@ -69,7 +69,7 @@ def publish(run_dir: RunDirectory, summary: Mapping[str, Any], output: Output) -
     written or shown; RunError names it at the end."""
     attempt = Attempts()
     attempt(lambda: run_dir.write_summary(summary))
-    attempt(lambda: write_report(run_dir, summary))
+    attempt(lambda: write_report(run_dir, summary, _result_tables(summary)))
     if "accuracy" in summary:
         attempt(partial(write_questions, run_dir))
     for directory in _aiperf_directories(run_dir, summary, output):
@@ -103,7 +103,12 @@ def _aiperf_directories(run_dir: RunDirectory, summary: Mapping[str, Any], outpu
 
 
 def _tables(summary: Mapping[str, Any], location: str | None) -> list[Table]:
-    return [*accuracy_tables(summary), *agentic_tables(summary), *bench_tables(summary, location)]
+    return [*_result_tables(summary), *bench_tables(summary, location)]
+
+
+def _result_tables(summary: Mapping[str, Any]) -> list[Table]:
+    """Of what the load is about, beyond what any load has."""
+    return [*accuracy_tables(summary), *agentic_tables(summary)]
 
 
 class Attempts:

@@ -1,9 +1,9 @@
-"""Tables as a person reads them: one description, rendered for the terminal (rich) or as Markdown."""
+"""Tables of a run, and any table (`bench/table.py`) rendered for the terminal (rich) or as Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from rich import box
@@ -14,6 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from atom.bench.report.numbers import number
+from atom.bench.table import Table
 
 __all__ = ["Table", "bench_tables", "markdown", "number", "print_tables", "table_width"]
 
@@ -26,28 +27,6 @@ LEAST_ROOM: Final = 16
 CONNECT_MS: Final = 1.0
 CONNECT_SHARE: Final = 0.01
 """A median time to connect above this, or above this share of TTFT, has a row of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Columns with their units in the header; cells are ready to print. `notes` stand below it.
-
-    Of more than two columns all but the first are numbers, set right, unless `text_columns` has their index. A line
-    break in a header breaks it on the terminal alone. `lead` has sentences that stand above the rows; a table without
-    columns is its sentences.
-    """
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    notes: Sequence[str] = field(default=())
-    lead: Sequence[str] = field(default=())
-    text_columns: Sequence[int] = field(default=())
-    groups: Sequence[tuple[str, int]] = field(default=())
-    """(name, how many columns), from the second column on; the name stands above them, in Markdown before each."""
-
-    def is_numeric(self, column: int) -> bool:
-        return column > 0 and len(self.columns) > 2 and column not in self.text_columns
 
 
 def percent(value: float | None) -> str:
@@ -288,13 +267,13 @@ def _drawn(table: Table, width: int) -> list[RenderableType]:
 
 def _cell_by_cell(table: Table) -> list[RenderableType]:
     """Each row as its label and below it `header: cell`; a label that stands for several rows is said in each."""
-    headers = _grouped_headers(table) if len(table.groups) > 1 else table.columns
+    headers = table.headers if len(table.groups) > 1 else replace(table, groups=()).headers
     label, lines = "", list[RenderableType]()
     for row in table.rows:
         label = row[0] or label
         lines.append(Text(label))
         lines += [
-            Padding(Text(f"{' '.join(header.split())}: {cell}"), (0, 0, 0, 2), expand=False)
+            Padding(Text(f"{header}: {cell}"), (0, 0, 0, 2), expand=False)
             for header, cell in zip(headers[1:], row[1:], strict=True)
             if cell
         ]
@@ -321,11 +300,6 @@ def _group_line(table: Table) -> str:
         line = set_cell_size(line, at) + set_cell_size(name, min(wide, cell_len(name)))
         column, at = column + columns, at + wide + COLUMN_GAP
     return line
-
-
-def _grouped_headers(table: Table) -> list[str]:
-    names = [name for name, columns in table.groups for _ in range(columns)]
-    return [f"{name}: {header}" if name else header for name, header in zip(["", *names], table.columns, strict=True)]
 
 
 def _rich_table(table: Table, breaking: int | None = None) -> RichTable:
@@ -360,8 +334,7 @@ def markdown(tables: Sequence[Table]) -> str:
         for sentence in table.lead:
             lines += [_cell(sentence), ""]
         if table.columns:
-            headers = _grouped_headers(table) if table.groups else table.columns
-            lines.append("| " + " | ".join(map(_cell, headers)) + " |")
+            lines.append("| " + " | ".join(map(_cell, table.headers)) + " |")
             lines.append("|" + "".join("---:|" if table.is_numeric(i) else "---|" for i in range(len(table.columns))))
             lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in table.rows]
             lines.append("")

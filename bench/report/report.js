@@ -3,7 +3,8 @@
 (() => {
   const { summary, run, series } = DATA;
   const page = document.getElementById("page"), timeline = document.getElementById("timeline");
-  const lanes = document.getElementById("lanes");
+  const lanes = document.getElementById("lanes"), results = document.getElementById("results");
+  results.remove();
   timeline.remove();
   if (lanes) lanes.remove();
   const figures = summary.figures;
@@ -55,12 +56,29 @@
   if (summary.reasons.length) page.append(el("ul", { class: "reasons" }, ...summary.reasons.map(text => el("li", { text }))));
 
   // ---- tiles
-  const tiles = el("div", { class: "tiles" });
+  let tiles;
+  const row = cls => { tiles = el("div", { class: cls }); };
   const tile = (label, main, unit, more) => tiles.append(el("div", { class: "tile" },
     el("div", { class: "label", text: label }),
     el("div", { class: "value", text: main }, el("small", { text: unit })),
     el("div", { class: "more", text: more })));
   const dagger = name => figures[name] && !figures[name].supported && figures[name].value !== null ? " †" : "";
+  const plusMinus = stderr => stderr === null ? "" : `± ${stderr.toFixed(4)}`;
+  row("tiles main");
+  // What the load is about comes first: the tables below it have the rest.
+  if (summary.accuracy) for (const f of summary.accuracy.filters) {
+    tile(f.filter.replaceAll("_", "-"), f.value === null ? "–" : f.value.toFixed(4), plusMinus(f.stderr), `${count(f.correct)} of ${count(f.n)} correct`);
+  }
+  if (summary.agentic) {
+    const { all, scenario } = summary.agentic;
+    tile("interactivity", number(value("interactivity")), "tok/s", "1 ÷ p90 of (TPOT + TTFT ÷ output tokens)");
+    tile("prompt tokens cached", percent(all.realised_cached_share), "", `in a cache without end ${percent(all.theoretical_cached_share)}`);
+    tile("sessions", count(value("sessions_started")), "begun", value("sessions_finished") === null ? "" : `${count(value("sessions_finished"))} finished`);
+    if (scenario.name !== null) tile("scenario " + scenario.name, scenario.valid ? "would count" : "does not count", "", "no official submission");
+  }
+  if (tiles.children.length) page.append(tiles);
+  if (results.children.length) page.append(results);
+  row("tiles");
   tile("TTFT mean", number(value("mean_ttft_ms")), "ms", `p99 ${number(value("p99_ttft_ms"))}${dagger("p99_ttft_ms")}`);
   tile("ITL p50", number(value("median_itl_ms")), "ms", `p99 ${number(value("p99_itl_ms"))}${dagger("p99_itl_ms")}`);
   tile("output", number(value("output_throughput")), "tok/s", `peak ${number(value("max_output_tokens_per_s"))}`);
@@ -91,11 +109,11 @@
     return host;
   };
   const section = name => { const grid = el("div", { class: "grid" }); page.append(el("h2", { text: name }), grid); return grid; };
-  const beyond = h => `n = ${h.n.toLocaleString()}, p50 ${number(h.p50)}, p99 ${number(h.p99)}, max ${number(h.max)} ms` + (h.beyond ? ` (${h.beyond} beyond the axis)` : "");
+  const beyond = (h, name) => `n = ${h.n.toLocaleString()}, p50 ${number(h.p50)}${dagger(`median_${name}_ms`)}, p99 ${number(h.p99)}${dagger(`p99_${name}_ms`)}, max ${number(h.max)} ms` + (h.beyond ? ` (${h.beyond} beyond the axis)` : "");
 
   const load_ = section("Load");
-  if (series.ttft) Charts.histogram(card(load_, "Time to first token", beyond(series.ttft)), series.ttft, { unit: "ms" });
-  if (series.itl) Charts.histogram(card(load_, "Inter-token latency", beyond(series.itl)), series.itl, { unit: "ms" });
+  if (series.ttft) Charts.histogram(card(load_, "Time to first token", beyond(series.ttft, "ttft")), series.ttft, { unit: "ms" });
+  if (series.itl) Charts.histogram(card(load_, "Inter-token latency", beyond(series.itl, "itl")), series.itl, { unit: "ms" });
   if (series.requests.length || series.failed.length) {
     const sets = [
       { name: "E2EL", points: series.requests.map(p => [p[0], p[2], p]), color: "var(--a)" },

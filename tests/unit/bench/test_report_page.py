@@ -18,6 +18,8 @@ from atom.bench.report.series import collect_series
 from atom.bench.report.timeline import timeline_svg
 from atom.bench.rundir import JsonlWriter, RunDirectory
 from atom.bench.summary import summarize
+from atom.cli.accuracy_tables import accuracy_tables
+from atom.cli.publish import Output, publish
 from atom.cli.render import number
 
 MS = 1_000_000
@@ -218,3 +220,63 @@ def test_page_in_a_browser(tmp_path: Path) -> None:
         for figure in summary["figures"].values():
             if figure["unit"] == "ms" and figure["value"] is not None:
                 assert re.search(rf">{re.escape(number(figure['value']))}( †)?<", page), "formatted as in the table"
+
+
+def asked(path: Path, text: str = "#### 5", count: int = 3) -> RunDirectory:
+    """A run of word problems: `text` is every answer, the right one is 5."""
+    run_dir = run_of(path, [(10 * i, 10 * i + 5) for i in range(count)])
+    source = {"kind": "word problems", "figure": "gsm8k", "problems": "<i>own</i>.jsonl", "num_fewshot": 0}
+    run_dir.write_run_json({"load": {"name": "gsm8k", "model": "m", "source": source}})
+    records = list(read_records(run_dir))
+    for file in run_dir.request_files():
+        file.unlink()
+    with run_dir.requests_writer() as writer:
+        for record in records:
+            record.text, record.tags = text, {"question": f"q{record.index}", "gold": "5"}
+            writer.append_line(record.to_line())
+    return run_dir
+
+
+def published(run_dir: RunDirectory) -> str:
+    publish(run_dir, summarize(run_dir), Output(quiet=True))
+    return run_dir.report_html.read_text()
+
+
+def test_accuracy_stands_on_the_page_as_on_the_terminal(tmp_path: Path) -> None:
+    run_dir = asked(tmp_path / "run")
+    compared = {"both": 3, "only_a": 0, "only_b": 0, "neither": 0, "difference": 0.0, "difference_stderr": 0.0}
+    (run_dir.path / "accuracy").mkdir()
+    (run_dir.path / "accuracy" / "comparison.json").write_text(
+        json.dumps(
+            {
+                "a": "<b>base</b>",
+                "n": 3,
+                "filters": [{"filter": name, **compared, "mcnemar_p": 1.0} for name in ("flexible_extract",)],
+                "notes": [],
+            }
+        )
+    )
+    page = published(run_dir)
+    block = page[page.index('<div id="results">') : page.index('<section id="timeline">')]
+    for table in accuracy_tables(summarize(run_dir)):
+        for text in (table.title, *table.columns, *(cell for row in table.rows for cell in row), *table.notes):
+            assert html.escape(text) in block, text
+    assert "1.0000 ± 0.0000" in block
+    assert "5 ✓" in block, "each question has its row"
+    assert "<b>" not in block
+    assert "<i>" not in block
+
+
+def test_a_load_without_a_result_of_its_own_has_no_block_for_it(tmp_path: Path) -> None:
+    assert '<div id="results"></div>' in published(run_of(tmp_path / "run", [(0, 500)]))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_result_stands_above_what_every_load_has(tmp_path: Path) -> None:
+    """Cards and tables first; quantiles that n does not support are marked in the charts' captions too."""
+    run_dir = asked(tmp_path / "run")
+    published(run_dir)
+    page = dom(run_dir, 1200)
+    card, table, first = (page.index(text) for text in ("3 of 3 correct", "accuracy ± stderr", ">TTFT mean<"))
+    assert card < table < first
+    assert re.search(r"n = 3, p50 [\d.]+ †, p99 [\d.]+ †, max", page)
