@@ -1,4 +1,4 @@
-"""A table as a person reads it, described once: `cli/render.py` prints it, `bench/report/tables.py` sets it in pages."""
+"""A table as a person reads it, described once: `cli/render.py` prints it, `bench/report/tables.py` has it as HTML."""
 
 from __future__ import annotations
 
