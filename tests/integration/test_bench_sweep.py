@@ -96,13 +96,19 @@ def test_list_until_an_objective_breaks_with_everything_it_writes(tmp_path: Path
 
 def test_exit_status_when_the_lowest_point_breaks_and_below_a_gate(tmp_path: Path, port: str) -> None:
     status, _, errors = run(tmp_path, port, f"--max-concurrency 1,2 --slo mean_e2el_ms<1 --output-dir low {LOAD}")
-    assert status == 3, errors
-    assert "C1, the lowest point" in errors
+    if status == 4:  # a machine too busy for evidence says so
+        assert "C1 is no valid evidence" in errors
+    else:
+        assert status == 3, errors
+        assert "C1, the lowest point" in errors
     assert {point["value"] for point in index_of(tmp_path / "low")["points"]} == {1}  # twice if the client was busy
     gate = f"--max-concurrency 1 --slo error_rate<=1% --fail-below 2 --output-dir gate {LOAD}"
     status, _, errors = run(tmp_path, port, gate)
-    assert status == 3, errors
-    assert "below --fail-below 2" in errors
+    if status == 4:
+        assert "--fail-below 2 cannot be answered" in errors
+    else:
+        assert status == 3, errors
+        assert "below --fail-below 2" in errors
 
 
 def test_killed_sweep_is_resumed_where_it_was(tmp_path: Path, port: str) -> None:
