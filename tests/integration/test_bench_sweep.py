@@ -39,8 +39,9 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def start(folder: Path, port: str, arguments: str) -> subprocess.Popen[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT / ".src"), "COLUMNS": "140"}
     env.pop("GITHUB_STEP_SUMMARY", None)
+    where = () if "--base-url" in arguments else ("--port", port)
     return subprocess.Popen(
-        [sys.executable, "-m", "atom.cli.main", "bench", "sweep", "--port", port, *arguments.split()],
+        [sys.executable, "-m", "atom.cli.main", "bench", "sweep", *where, *arguments.split()],
         cwd=folder,
         env=env,
         stdout=subprocess.PIPE,
@@ -109,6 +110,15 @@ def test_exit_status_when_the_lowest_point_breaks_and_below_a_gate(tmp_path: Pat
     else:
         assert status == 3, errors
         assert "below --fail-below 2" in errors
+
+
+def test_no_secret_is_in_any_file_of_a_sweep(tmp_path: Path, port: str) -> None:
+    secrets = f"--base-url http://user:s3cret@127.0.0.1:{port} --api-key s3cret --header X-Mine=s3cret"
+    body = '--extra-body {"auth_token":"s3cret"}'
+    run(tmp_path, port, f"--max-concurrency 1 --slo error_rate<=1% --output-dir run {secrets} {body} {LOAD}")
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert {"run.json", "sweep.json", "report.html", "summary.json"} <= {path.name for path in files}
+    assert [path for path in files if b"s3cret" in path.read_bytes()] == []
 
 
 def test_killed_sweep_is_resumed_where_it_was(tmp_path: Path, port: str) -> None:
