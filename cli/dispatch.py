@@ -168,8 +168,10 @@ def _status(error: BaseException, show_traceback: bool) -> int:
 
 
 def _say(message: str) -> None:
+    from atom.bench.redact import redact  # commands that succeed need not load it
+
     with contextlib.suppress(OSError, ValueError):
-        print(f"error: {message}", file=sys.stderr)
+        print(f"error: {redact(message)}", file=sys.stderr)  # logs of CI are public, and a URL may have a password
 
 
 def _check_namespace() -> None:

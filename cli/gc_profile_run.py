@@ -15,7 +15,7 @@ from atom.bench.provenance import command_line, provenance
 from atom.bench.rundir import RunDirectory, Validity
 from atom.cli.gc_profile_watch import Work, WorkFactory
 from atom.cli.gc_publish import ProfileOutput, make_profiles, publish_profiles
-from atom.cli.outputs import describe_os_error
+from atom.cli.outputs import complain
 from atom.cli.progress import StatusLine, launch_progress
 from atom.cli.run_place import RunPlace
 from atom.cli.signals import status_of
@@ -209,7 +209,7 @@ def _reported(
         _report_in_passing(measurement, report)
         if measurement.ended_by is None:
             raise
-        _complain(error)
+        complain(error)
         return status_of(measurement.ended_by)
     except (KeyboardInterrupt, SystemExit):
         _report_in_passing(measurement, report)
@@ -219,7 +219,7 @@ def _reported(
     except (RunError, UsageError) as error:
         if measurement.ended_by is None and not measurement.failed:
             raise
-        _complain(error)
+        complain(error)
         gates = ExitStatus.OK
     return measurement.status(gates)
 
@@ -233,12 +233,6 @@ def _report_in_passing(measurement: Measurement, report: Callable[[], ExitStatus
 def _was_measured(run: RecordedRun) -> bool:
     """Whether an arm got as far as its load. One that did not has nothing to show."""
     return RunDirectory.open(run.path).read_run_json().get("measured_start_ns") is not None
-
-
-def _complain(error: Exception) -> None:
-    """For a run whose exit status says something else."""
-    with contextlib.suppress(OSError):
-        print(f"error: {describe_os_error(error) if isinstance(error, OSError) else error}", file=sys.stderr)
 
 
 def print_environment(directory: Path | None) -> int:

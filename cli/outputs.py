@@ -88,7 +88,7 @@ def describe_os_error(error: OSError) -> str:
 
 
 def complain(error: Exception) -> None:
-    """Say it on standard error: for a run that a signal ended, whose exit status says that instead."""
+    """Say it on standard error: for a run whose exit status says something else (the signal that ended it)."""
     with contextlib.suppress(OSError):
         print(f"error: {describe_os_error(error) if isinstance(error, OSError) else error}", file=sys.stderr)
 

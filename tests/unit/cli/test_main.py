@@ -86,6 +86,13 @@ def test_exit_status_of_each_exception(
     assert captured.err.count("\n") <= 1
 
 
+def test_no_password_of_a_url_is_in_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "random", "--base-url", "http://user:s3cret@127.0.0.1:0"]) == ExitStatus.USAGE
+    error = capsys.readouterr().err
+    assert "http://127.0.0.1:0" in error
+    assert "s3cret" not in error
+
+
 def test_traceback_on_request(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RunError("boom")
