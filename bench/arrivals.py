@@ -110,6 +110,15 @@ class Arrivals:
                 f"--request-rate {count / self._duration_s(count):g}: {count:,} requests would take more than ten years"
             )
 
+    def due_within(self, duration_s: float) -> int | None:
+        """How many requests are due before that time is over; None without a schedule."""
+        if not self.scheduled:
+            return None
+        mean = self.request_rate if self.ramp is None else 1 / self.ramp.duration_s(1)
+        # A hair less, for a product that should be a whole number and is more by rounding: that one would be due when
+        # nothing is started any more.
+        return math.ceil(mean * duration_s * (1 - 1e-12)) - 1
+
     def offsets_ns(self, count: int, seed: int) -> npt.NDArray[np.int64] | None:
         """[count] nanoseconds, ascending; None for an infinite rate (no schedule).
 

@@ -31,6 +31,8 @@ class WorkerWindow:
     kernel_stamps: int = 0
     read_stamps: int = 0
     """Reads whose time of arrival is the kernel's, and those that were stamped when they were read."""
+    server_gone: str | None = None
+    """Why it gave up on the server."""
     interrupted: bool = False
     lag_ms: list[float] = field(default_factory=list)
     _cpu_ns: float = 0.0
@@ -56,7 +58,11 @@ class WorkerWindow:
             stamps = line.get("stamps") or {}
             kernel, read = _whole(stamps.get("kernel", 0)), _whole(stamps.get("read", 0))
             reaction = _whole(line.get("reaction_ns", 0))
+            gone = line.get("server_gone")
+            if not isinstance(gone, str | None):
+                raise ValueError("server_gone must be a string or null")
             self.end_ns = shift(_whole(line["t_ns"]))
+            self.server_gone = gone or self.server_gone
             self.kernel_stamps, self.read_stamps = self.kernel_stamps + kernel, self.read_stamps + read
             self.reaction_ns += reaction
             self.started, self.sent = self.started + started, self.sent + sent
@@ -118,6 +124,10 @@ class ClientWindow:
     def stamps(self) -> tuple[int, int]:
         """Reads with the kernel's time of arrival, and without it."""
         return sum(w.kernel_stamps for w in self._ended), sum(w.read_stamps for w in self._ended)
+
+    @property
+    def server_gone(self) -> str | None:
+        return next((worker.server_gone for worker in self.workers.values() if worker.server_gone), None)
 
     @property
     def interrupted(self) -> bool:

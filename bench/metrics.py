@@ -46,12 +46,12 @@ DISTRIBUTIONS: Final[Mapping[str, str]] = {
 
 RATES: Final[Mapping[str, tuple[str, str]]] = {
     "requested_rate": ("req/s", "requests − 1 ÷ time from the first to the last scheduled one, of those sent"),
-    "achieved_rate": ("req/s", "the same over the times at which they were sent"),
+    "achieved_rate": ("req/s", "that ÷ the slope of sent over due times (least squares)"),
     "request_throughput": ("req/s", "completed requests ÷ wall time of the measured phase"),
     "output_throughput": ("tok/s", "Σ output tokens of completed requests ÷ wall time of the measured phase"),
     "total_token_throughput": ("tok/s", "Σ (prompt + output tokens) of completed requests ÷ wall time"),
     "request_goodput": ("req/s", "completed requests that meet every SLO of --goodput ÷ wall time"),
-    "max_output_tokens_per_s": ("tok/s", "most output tokens in one second of the measured phase"),
+    "max_output_tokens_per_s": ("tok/s", "most output tokens in any one second"),
     "max_concurrent_requests": ("requests", "most requests between sent and ended at one moment"),
     "duration": ("s", "wall time of the measured phase: its start to the end of its last request"),
     "completed": ("requests", "requests that ended well"),

@@ -23,6 +23,7 @@ from atom.bench.pools import open_pools
 from atom.bench.records import MEASURED, WARMUP, Outcome, RequestRecord
 from atom.bench.rundir import JsonlWriter, RunDirectory
 from atom.bench.selfwatch import SelfWatch
+from atom.bench.server_gone import REFUSED_PAUSE_S, ServerGone
 from atom.bench.stream import StreamReader
 from atom.bench.work_queue import WorkQueue
 from atom.recipes.errors import RunError
@@ -151,6 +152,7 @@ class _Run:
         """Σ over requests of the time from the end of a response until its lane took note: a closed loop's server waits
         for that."""
         self._sent_before = 0
+        self._gone = ServerGone()
         self._grace_over = False
         self.closed = False
         """No further request is started (`--duration`)."""
@@ -220,7 +222,6 @@ class _Run:
             self._met_ns = begin
 
     async def _warm_up(self) -> None:
-        self._progress.phase = WARMUP
         await self._meet(WARMUP)
         self._started_ns = self._met_ns or monotonic_ns()
         await self._driver.warm_up(self)
@@ -309,17 +310,24 @@ class _Run:
         )
         progress = self._progress
         progress.running += 1
+        progress.phase = self._phase
         progress.started += self._phase == MEASURED
         cancelled = True
         try:
             await self._pool.perform(exchange, plan.body, spec.cancellation_delay if given_up else timeout)
             cancelled = False
+            if exchange.sent_ns is not None:
+                self._gone.connected()
+            elif self._gone.refused():
+                self._close_entry()
         finally:
             progress.running -= 1
             if self._phase == MEASURED and exchange.sent_ns is not None:
                 noticed = monotonic_ns()
                 self._reaction_ns += noticed - (noticed if exchange.end_ns is None else exchange.end_ns)
             self._work.later(partial(self._record, record, exchange, recorded, cancelled, given_up))
+        if exchange.sent_ns is None:
+            await asyncio.sleep(REFUSED_PAUSE_S)
         return recorded
 
     def _record(
@@ -381,6 +389,7 @@ class _Run:
             max_backlog_bytes=self._work.max_backlog,
             connections=self._pool.opened,
             interrupted=interrupted,
+            server_gone=self._gone.reason,
             **self._counters(),
         )
         return LoadOutcome(

@@ -34,14 +34,23 @@ class StaticLoad:
     arrivals: Arrivals = field(default_factory=Arrivals)
     concurrency_ramp_s: float | None = None
     """A closed loop starts its lanes evenly over this many seconds."""
+    duration_s: float | None = None
+    """The load's `--duration`: a schedule is made for the requests that are due in it, so that it has the rate asked
+    for. A random part of a longer one would have another."""
 
     def __post_init__(self) -> None:
         if len(self.source) < 1:
             raise UsageError("--num-prompts must be at least 1")
         self.arrivals.check(len(self.source))
+        if self.size() < 1:
+            raise UsageError(f"--duration {self.duration_s:g} is over before the first request of the rate is due")
 
     def size(self) -> int:
-        return len(self.source)
+        total = len(self.source)
+        if self.duration_s is None or self.source.offsets_ns() is not None:
+            return total
+        due = self.arrivals.due_within(self.duration_s)
+        return total if due is None else min(total, due)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -83,7 +92,7 @@ class StaticDriver:
         if not stopped():
             offsets = source.offsets_ns()
             if offsets is None:
-                offsets = self._load.arrivals.offsets_ns(len(source), spec.seed)
+                offsets = self._load.arrivals.offsets_ns(self._load.size(), spec.seed)
             self._offsets = None if offsets is None else offsets[self._owned.start :: self._owned.step]
 
     async def warm_up(self, sender: Sender) -> None:

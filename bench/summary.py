@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +20,7 @@ from atom.bench.clocks import clock_notes
 from atom.bench.gsm8k.section import AccuracySection, accuracy_section, asks_word_problems
 from atom.bench.load import DEFAULT_FAILED_REQUEST_THRESHOLD
 from atom.bench.metrics import DISTRIBUTIONS, RATES, Figure, FloatArray, Samples, collect, distribution
+from atom.bench.notes import notes_of
 from atom.bench.records import Outcome, RequestRecord, read_records
 from atom.bench.run_facts import checked_run
 from atom.bench.rundir import RunDirectory, Validity
@@ -26,9 +28,10 @@ from atom.bench.schedule import kept
 from atom.bench.slices import slice_width_s, slices_of
 from atom.bench.validity import Client, Verdict, judge
 
-__all__ = ["summarize"]
+__all__ = ["DEFAULT_PERCENTILES", "summarize"]
 
 DEFAULT_PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0)
+_FROM_RECORDS: Final = "Σ (ended − sent) of the records ÷ wall time: the client did not count it live"
 
 
 def summarize(
@@ -36,11 +39,12 @@ def summarize(
     *,
     percentiles: Sequence[float] = DEFAULT_PERCENTILES,
     extra: Mapping[str, Mapping[str, Any]] | None = None,
+    more_notes: Sequence[str] = (),
     write: bool = True,
 ) -> dict[str, Any]:
     """Sum up `run_dir`, write summary.json (unless told not to) and return it.
 
-    `extra` adds figures of the server's side, ready made.
+    `extra` adds figures of the server's side, ready made, and `more_notes` what is to be said about them.
     A sealed run keeps its verdict: whoever sealed it may have known more than the records say. But a directory that was
     damaged since is no valid evidence. UsageError for a file that this version cannot read, by name.
     """
@@ -61,6 +65,7 @@ def summarize(
         if len(values) or name not in ("ttft_scheduled", "per_token_itl", "connect"):
             figures |= distribution(name, values, sorted({*percentiles, 50.0, 99.0}))
     figures |= _rates(samples, outcomes, records, wall, start, window, slo)
+    counted_live = window.busy_ns is not None or figures["mean_concurrency"].value is None
     client = _client(window, records)
     figures |= client.figures()
     figures |= _stamping(window)
@@ -78,6 +83,7 @@ def summarize(
         cut_short = window.interrupted or not window.ended
         agentic = agentic_section(run_dir, load, records, start, interrupted=cut_short)
         figures |= agentic.figures
+    errors = _errors(records)
     verdict = judge(
         counts,
         client,
@@ -91,6 +97,8 @@ def summarize(
         planned=load.get("num_prompts"),
         timed=accuracy is None,
         sends=load.get("name") != "observe",
+        gone=window.server_gone,
+        errors=errors,
         more_reasons=[reason for section in (accuracy, agentic) if section is not None for reason in section.reasons],
         schedule=kept(records),
     )
@@ -104,11 +112,13 @@ def summarize(
         "checks": [check.as_dict() for check in verdict.checks],
         "notes": [
             *(load.get("source") or {}).get("notes", []),
-            *_notes(samples, records, figures),
+            *notes_of(load, samples, records, figures),
             *clock_notes(run),
             *verdict.notes,
+            *([] if counted_live else [f"mean concurrency is {_FROM_RECORDS}"]),
+            *more_notes,
         ],
-        "errors": _errors(records),
+        "errors": errors,
         "anomalies": dict(sum((Counter(record.anomalies) for record in records), Counter())),
         "workers": client.each(),
         "start_ns": start,
@@ -144,8 +154,10 @@ def _damage(
     """What is missing from the directory or spoiled in it, whatever was thought of the run when it was sealed."""
     reasons = [f"{n} unreadable {'line' if n == 1 else 'lines'} in {name}" for name, n in sorted(damaged.items())]
     sealed = run.get("validity") == Validity.VALID
-    if window.started and not run_dir.request_files():
-        reasons.append(f"requests/*.jsonl is missing: {window.started} requests were started")
+    present = {path.stem for path in run_dir.request_files()}
+    for name, worker in window.workers.items():
+        if worker.started and name not in present:
+            reasons.append(f"requests/{name}.jsonl is missing: {worker.started} requests were started")
     if sealed and not window.ended:
         reasons.append("client/*.jsonl is missing or incomplete: how the run ended is not known")
     if sealed:
@@ -180,6 +192,9 @@ def _rates(
         return part / whole if whole else None
 
     schedule = kept(records)
+    busy_ns = window.busy_ns
+    if busy_ns is None and window.ended:
+        busy_ns = _time_in_system(records)[1]
     values: dict[str, tuple[float | None, int]] = {
         "duration": (wall, 1),
         **(
@@ -201,7 +216,7 @@ def _rates(
         "output_throughput": (per_second(samples.output_tokens), completed),
         "total_token_throughput": (per_second(samples.input_tokens + samples.output_tokens), completed),
         "request_goodput": (per_second(samples.good) if slo else None, completed),
-        "max_output_tokens_per_s": (_most_tokens_per_second(samples, start_ns) if wall >= 1 else None, completed),
+        "max_output_tokens_per_s": (_most_tokens_per_second(samples) if wall >= 1 else None, completed),
         "max_concurrent_requests": (_most_at_once(records), len(records)),
         "tokens_per_chunk": (ratio(samples.output_tokens, samples.chunks), samples.chunks),
         "coalesced_share": (ratio(samples.coalesced, samples.chunks), samples.chunks),
@@ -212,9 +227,12 @@ def _rates(
             if samples.theoretical_of
             else {}
         ),
-        "mean_concurrency": (ratio(window.busy_ns / 1e9, wall) if window.busy_ns is not None else None, 1),
+        "mean_concurrency": (ratio(busy_ns / 1e9, wall) if busy_ns is not None else None, 1),
     }
-    return {name: Figure(value, *_unit(name, n)) for name, (value, n) in values.items()}
+    figures = {name: Figure(value, *_unit(name, n)) for name, (value, n) in values.items()}
+    if busy_ns is not None and window.busy_ns is None:
+        figures["mean_concurrency"] = replace(figures["mean_concurrency"], definition=_FROM_RECORDS)
+    return figures
 
 
 def _unit(name: str, n: int) -> tuple[str, int, str]:
@@ -222,13 +240,16 @@ def _unit(name: str, n: int) -> tuple[str, int, str]:
     return unit, n, definition
 
 
-def _most_tokens_per_second(samples: Samples, start_ns: int) -> float | None:
+def _most_tokens_per_second(samples: Samples) -> float | None:
+    """In any one second, wherever it begins."""
     if not samples.tokens_at:
         return None
     times: FloatArray = np.concatenate([times for times, _ in samples.tokens_at])
     tokens: FloatArray = np.concatenate([tokens for _, tokens in samples.tokens_at])
-    _, second = np.unique(np.maximum(0, times - start_ns / 1e9).astype(np.int64), return_inverse=True)
-    return float(np.bincount(second, weights=tokens).max())
+    order = np.argsort(times)
+    times, so_far = times[order], np.concatenate([[0.0], np.cumsum(tokens[order])])
+    within = np.searchsorted(times, times + 1.0, side="left")
+    return float((so_far[within] - so_far[:-1]).max())
 
 
 def _most_at_once(records: Sequence[RequestRecord]) -> int | None:
@@ -283,28 +304,3 @@ def _errors(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
         {"class": name, "count": seen.total(), "message": seen.most_common(1)[0][0]} for name, seen in messages.items()
     ]
     return sorted(classes, key=lambda entry: -entry["count"])
-
-
-def _notes(samples: Samples, records: Sequence[RequestRecord], figures: Mapping[str, Figure]) -> list[str]:
-    """What a reader of the table has to know about how its figures came about."""
-    notes: list[str] = []
-    if samples.chunks:
-        tokens = figures["tokens_per_chunk"].value or 0.0
-        line = f"{tokens:.2f} tokens per chunk; {samples.coalesced / samples.chunks:.1%} of chunks coalesced"
-        if samples.counted_chunks:
-            line += f", {samples.merged / samples.counted_chunks:.1%} with more than one token"
-        notes.append(line)
-    done = [record for record in records if record.outcome == Outcome.COMPLETED]
-    guessed = sum(record.tokens_from == "chunks" for record in done)
-    if guessed:
-        notes.append(f"output tokens of {guessed} requests are counted from chunks: the server sent no usage for them")
-    differ = sum(
-        record.prompt_tokens is not None and record.input_len is not None and record.prompt_tokens != record.input_len
-        for record in done
-    )
-    if differ:
-        notes.append(f"{differ} prompts had another length than planned, by the server's usage; the usage is shown")
-    retried = sum(record.retries for record in records)
-    if retried:
-        notes.append(f"{retried} requests were sent again: the server had closed their idle connection")
-    return notes

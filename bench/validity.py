@@ -117,6 +117,8 @@ def judge(
     planned: int | None = None,
     timed: bool = True,
     sends: bool = True,
+    gone: str | None = None,
+    errors: Sequence[Mapping[str, Any]] = (),
     more_reasons: Sequence[str] = (),
     schedule: Kept | None = None,
 ) -> Verdict:
@@ -125,7 +127,8 @@ def judge(
 
     `recorded`: how many records were sent and ended, and the sum of these times in nanoseconds. `timed`: False for a
     load whose answers count and not their times, which a saturated client makes no worse. `sends`: False for
-    one that only looks on. `more_reasons`: what the load
+    one that only looks on. `gone`: why the load gave up on the server. `errors`: classes of failures, the most frequent
+    one first. `more_reasons`: what the load
     itself has against its run.
     """
     checks = [_accounting(counts, ended=ended), _little(recorded, wall_s, busy_ns)]
@@ -140,8 +143,10 @@ def judge(
     ran = counts.completed + counts.failed
     all_failed = counts.completed == 0 and counts.failed > 0
     none_completed = ended and not interrupted and counts.completed == 0
+    if gone is not None:
+        reasons.append(gone)
     if all_failed:
-        reasons.append(f"all {counts.failed} requests failed")
+        reasons.append(f"all {counts.failed} requests failed{_mostly(errors)}")
     elif none_completed and counts.started:
         reasons.append(f"no request completed: {counts.cancelled} were cancelled, {counts.failed} failed")
     elif none_completed and sends:
@@ -149,7 +154,7 @@ def judge(
     elif ran and counts.failed / ran > threshold:
         reasons.append(
             f"{counts.failed} of {ran} requests failed ({counts.failed / ran:.1%}), "
-            f"more than --failed-request-threshold {threshold:g} allows"
+            f"more than --failed-request-threshold {threshold:g} allows{_mostly(errors)}"
         )
     saturation = _saturation(client, figures)
     reasons += [*(saturation if timed else ()), *more_reasons]
@@ -158,7 +163,7 @@ def judge(
     if checks[1].ok is False:
         reasons.append(f"Little's law does not hold between the client's count and its records: {checks[1].detail}")
     reasons += [f"the requested rate was not held: {c.detail}" for c in checks[2:] if c.ok is False]
-    if all_failed or (none_completed and counts.started):
+    if all_failed or gone is not None or (none_completed and counts.started):
         validity = Validity.FAILED
     elif interrupted or not ended:
         validity = Validity.INTERRUPTED
@@ -166,6 +171,13 @@ def judge(
         validity = Validity.NOT_VALID if reasons else Validity.VALID
     notes = [] if timed else [f"no time here is valid evidence: {reason}" for reason in saturation]
     return Verdict(validity, reasons, checks, notes)
+
+
+def _mostly(errors: Sequence[Mapping[str, Any]]) -> str:
+    if not errors:
+        return ""
+    first, message = errors[0], str(errors[0]["message"])
+    return f" ({first['count']} × {first['class']}: {message[:120]}{'…' if len(message) > 120 else ''})"
 
 
 def _accounting(counts: Counts, *, ended: bool) -> Check:

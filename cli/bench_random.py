@@ -9,7 +9,7 @@ import typer
 from atom.cli import load_options as load
 from atom.cli.bench_checks import check_prompt_tokens
 from atom.cli.bench_command import SERVER_ARGUMENTS, bench
-from atom.cli.load_choices import random_load
+from atom.cli.load_choices import arrivals, random_load
 from atom.cli.load_options import LOAD
 from atom.cli.option_groups import (
     arrival_options,
@@ -97,4 +97,8 @@ def random(
         "vocab_size": vocab_size,
         "num_prompts": num_prompts,
     }
+    chosen = ctx.get_parameter_source("num_prompts")
+    if given["duration"] is not None and chosen is not None and chosen.name == "DEFAULT":
+        # A rate and a time say how many there are; in a closed loop nobody knows, and the default stands.
+        given["num_prompts"] = arrivals(given).due_within(given["duration"]) or num_prompts
     return bench("random", given, random_load, check=check_prompt_tokens)

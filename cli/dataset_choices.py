@@ -146,7 +146,12 @@ def _factory(
 
     def make(endpoint: Endpoint, target: Target | None) -> StaticLoad:
         source = complete(once(), endpoint, target)
-        return StaticLoad(source=source, arrivals=when, concurrency_ramp_s=given["concurrency_ramp_duration"])
+        return StaticLoad(
+            source=source,
+            arrivals=when,
+            concurrency_ramp_s=given["concurrency_ramp_duration"],
+            duration_s=given["duration"],
+        )
 
     return LoadFactory(make=make, options=limits(given), workers=given["workers"])
 

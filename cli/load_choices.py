@@ -174,6 +174,8 @@ def sampling(given: dict[str, Any]) -> dict[str, Any]:
 
 def limits(given: dict[str, Any]) -> dict[str, Any]:
     """What every load has besides its workload: options of `LoadSpec`."""
+    if given["request_cancellation_delay"] and not given["request_cancellation_rate"]:
+        raise UsageError("--request-cancellation-delay needs --request-cancellation-rate, of which share")
     return {
         "max_concurrency": given["max_concurrency"],
         "num_warmups": given["num_warmups"],
@@ -270,6 +272,11 @@ def random_load(given: dict[str, Any]) -> LoadFactory:
                     f"prompt and output can reach {source.max_total_len} tokens, the server's context is {limit}: "
                     "lower --random-input-len, --random-prefix-len, --random-output-len or --random-range-ratio"
                 )
-        return StaticLoad(source=source, arrivals=when, concurrency_ramp_s=given["concurrency_ramp_duration"])
+        return StaticLoad(
+            source=source,
+            arrivals=when,
+            concurrency_ramp_s=given["concurrency_ramp_duration"],
+            duration_s=given["duration"],
+        )
 
     return LoadFactory(make=make, options=limits(given), workers=given["workers"])

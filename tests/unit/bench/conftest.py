@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import socket
@@ -149,10 +150,14 @@ class ScriptedServer:
             return False
         return True
 
+    def stop_listening(self) -> None:
+        with contextlib.suppress(OSError):  # for the second time
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
     def close(self) -> None:
         self._stop.set()
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self.stop_listening()
         self._threads[0].join()
 
 
@@ -235,6 +240,7 @@ def load(tmp_path: Path) -> Callable[..., Any]:
             source=options.pop("source", FixedSource(count)),
             arrivals=arrivals,
             concurrency_ramp_s=options.pop("concurrency_ramp_s", None),
+            duration_s=options.get("duration"),
         )
         run_dir = RunDirectory(tmp_path / f"run-{next(runs)}")
         spec = LoadSpec(endpoint=endpoint, **options)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atom.bench import server_gone
+from atom.bench.arrivals import Arrivals, Ramp
 from atom.bench.cancellation import is_cancelled
 from atom.bench.records import MEASURED, Outcome, RequestRecord, read_records
 from atom.bench.schedule import kept
@@ -67,11 +72,15 @@ async def test_a_server_that_never_answers_is_a_failed_run_whoever_ended_the_wai
     assert (summary["validity"], summary["reasons"]) == ("failed", ["no request completed: 2 were cancelled, 0 failed"])
 
 
-@pytest.mark.parametrize("more", [{"request_rate": 0.01}, {"concurrency_ramp_s": 600.0, "max_concurrency": 2}])
-async def test_the_duration_ends_a_pause_of_the_schedule(
-    serve: Any, load: Any, wire: Any, more: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("trace", [True, False])
+async def test_the_duration_ends_a_pause_of_the_schedule(serve: Any, load: Any, wire: Any, trace: bool) -> None:
     """Whatever is due in minutes or hours: nothing is started after the duration, so there is nothing to wait for."""
+
+    class Rare(wire.FixedSource):  # type: ignore[misc, name-defined]
+        def offsets_ns(self) -> npt.NDArray[np.int64]:
+            return np.arange(1, len(self) + 1) * 10**12
+
+    more = {"source": Rare(3)} if trace else {"concurrency_ramp_s": 600.0, "max_concurrency": 2}
     server = serve(lambda number, body: wire.good_answer())
     start = time.monotonic()
     loaded = await load(server.url, 3, duration=0.3, **{"max_concurrency": None, **more})
@@ -112,6 +121,67 @@ def test_a_rate_that_was_not_held_is_told_from_one_that_was(count: int, slower: 
     assert result.achieved / result.requested == pytest.approx(1 / (1 + slower), rel=1e-6)
     if abs(slower) < 0.0049 or abs(slower) > 0.0051:
         assert result.ok == (abs(slower) < 0.005)
+
+
+def test_one_late_connection_is_no_other_rate() -> None:
+    step = 10_000_000
+    for odd in (0, 399, 200):
+        records = [_record(i, i * step, i * step + (60_000_000 if i == odd else 200_000)) for i in range(400)]
+        result = kept(records)
+        assert result is not None
+        assert result.ok, (odd, result.detail())
+        assert result.achieved == pytest.approx(100, rel=0.005)
+
+
+@given(st.floats(0.5, 500), st.floats(0.5, 50), st.sampled_from((None, "linear", "exponential")))
+def test_a_rate_and_a_duration_say_how_many_requests_there_are(rate: float, duration: float, ramp: str | None) -> None:
+    """Whatever the number of prompts: the schedule of the duration has the rate that was asked for."""
+    arrivals = Arrivals(request_rate=rate) if ramp is None else Arrivals(ramp=Ramp(ramp, rate, 2 * rate))
+    due = arrivals.due_within(duration)
+    mean = rate if ramp is None else 1.5 * rate if ramp == "linear" else rate / math.log(2)
+    assert due is not None
+    assert due == pytest.approx(mean * duration, abs=1)
+    if due >= 1:
+        offsets = arrivals.offsets_ns(due, 3)
+        assert offsets is not None
+        assert offsets[-1] / 1e9 == pytest.approx(due / mean, rel=1e-6)
+        assert offsets[-1] / 1e9 <= duration * (1 + 1e-9)
+
+
+async def test_a_load_is_cut_to_its_duration_with_its_rate_kept(serve: Any, load: Any, wire: Any) -> None:
+    server = serve(lambda number, body: wire.good_answer())
+    loaded = await load(server.url, 1000, max_concurrency=None, request_rate=40.0, burstiness=0.3, duration=1.0)
+    figures = summarize(loaded.run_dir)["figures"]
+    assert len(loaded.records) == 39  # the fortieth is due when the second is over
+    assert figures["completed"]["value"] == 39
+    assert figures["requested_rate"]["value"] == pytest.approx(40, rel=0.2)
+
+
+async def test_a_server_that_goes_away_ends_the_load(
+    serve: Any, load: Any, wire: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests are not burnt through: after a few seconds without a connection the run has failed, and says so."""
+    monkeypatch.setattr(server_gone, "PATIENCE_S", 0.5)
+
+    def answer(number: int, body: bytes) -> list[Any]:
+        if number < 5:
+            return [0.02, *wire.good_answer()]
+        server.stop_listening()
+        return [wire.CLOSE]
+
+    server = serve(answer)
+    loaded = await load(server.url, 100_000, max_concurrency=2)
+    summary = summarize(loaded.run_dir)
+    assert summary["validity"] == "failed"
+    assert summary["reasons"][0] == "the server is gone: no connection to be had for 0.5 s"
+    assert 5 <= len(loaded.records) < 1000
+    assert not loaded.outcome.interrupted
+
+
+async def test_prompts_that_are_at_their_end_before_the_duration_are_noted(serve: Any, load: Any, wire: Any) -> None:
+    server = serve(lambda number, body: wire.good_answer())
+    loaded = await load(server.url, 3, duration=600.0)
+    assert any("more need --num-prompts" in note for note in summarize(loaded.run_dir)["notes"])
 
 
 async def test_a_rate_beyond_the_client_is_said(serve: Any, load: Any, wire: Any) -> None:
