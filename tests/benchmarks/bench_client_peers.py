@@ -9,12 +9,14 @@ make their prompts with (a Hugging Face directory); what is not named is left ou
 ticks:     all streams get a chunk in the same 10 ms tick. ITL and mean TTFT over all requests, from the lists that each
            client writes, beside the emitter's own stamps; "short or missing" is the share of gaps that a client has
            below 1 ms or not at all, because it took several chunks for one moment.
-full rate: everything is sent as fast as the client takes it. Chunks per second of wall time and of CPU time.
+full rate: everything is sent as fast as the client takes it. Chunks per second of CPU time.
 
-Requests of the warm-up count in none of it, nor does start-up or what a client does after its last request: CPU time
-is that of all its processes from the arrival of the first measured request on, for as long as the load took by its own
-result. Each round goes over all clients, and to standard error. The tables have each client's best round: the one with
-ITL p1 and p99 nearest the truth, or with most chunks per CPU second.
+CPU time is that of all processes of a client from the arrival of the first measured request to the end of the command:
+without start-up and warm-up, but with all that a client leaves for later, such as parsing and results. The lists that
+`ticks` needs are not asked for at full rate.
+
+Each round goes over all clients, and to standard error. The tables have each client's best round: the one with ITL p1
+and p99 nearest the truth, or with most chunks per CPU second.
 """
 
 from __future__ import annotations
@@ -66,13 +68,16 @@ class Load:
     streams: int
     requests: int
     tokens: int
+    detailed: bool
+    """Whether the client is to write its lists of times."""
 
 
 @dataclass(frozen=True)
 class Reported:
-    """A client's own result, in seconds or ms; one TTFT per request, ITL of all requests together."""
+    """A client's own result, in seconds and ms: a TTFT per request and the ITL of all, if these were written."""
 
     duration_s: float
+    completed: int
     ttft_ms: Floats
     itl_ms: Floats
 
@@ -94,7 +99,8 @@ def atom() -> Client:
             *("--random-input-len", "4", "--random-output-len", str(load.tokens), "--ignore-eos"),
             *("--num-prompts", str(load.requests), "--max-concurrency", str(load.streams)),
             *("--num-warmups", str(load.streams), "--vocab-size", "32000", "--no-gpu-telemetry", "--quiet"),
-            *("--save-detailed", "--json", str(folder / "result.json"), "--output-dir", str(folder / "run")),
+            *("--json", str(folder / "result.json"), "--output-dir", str(folder / "run")),
+            *(["--save-detailed"] if load.detailed else []),
         ]
 
     return Client("atom", command, read_vllm_json, {})
@@ -107,8 +113,8 @@ def vllm(python: Path, tokenizer: Path) -> Client:
             *("--tokenizer", str(tokenizer), "--dataset-name", "random", "--random-input-len", "4"),
             *("--random-output-len", str(load.tokens), "--ignore-eos", "--num-prompts", str(load.requests)),
             *("--max-concurrency", str(load.streams), "--num-warmups", str(load.streams), "--disable-tqdm"),
-            *("--ready-check-timeout-sec", "0", "--save-result", "--save-detailed"),
-            *("--result-dir", str(folder), "--result-filename", "result.json"),
+            *("--ready-check-timeout-sec", "0", "--save-result", "--result-dir", str(folder)),
+            *("--result-filename", "result.json", *(["--save-detailed"] if load.detailed else [])),
         ]
 
     version = first_line(python, "-c", "from vllm.version import __version__; print(__version__)")
@@ -139,11 +145,12 @@ def first_line(*command: str | Path) -> str:
 def read_vllm_json(folder: Path) -> Reported:
     """Result and lists of `vllm bench serve --save-detailed`, which `atom bench` writes as well."""
     result = json.loads((folder / "result.json").read_text())
-    done = [index for index, error in enumerate(result["errors"]) if not error]
+    done = [index for index, error in enumerate(result.get("errors", [])) if not error]
     return Reported(
         result["duration"],
+        result["completed"],
         np.asarray([result["ttfts"][index] for index in done]) * 1e3,
-        np.concatenate([result["itls"][index] for index in done]) * 1e3,
+        np.asarray([gap for index in done for gap in result["itls"][index]]) * 1e3,
     )
 
 
@@ -153,7 +160,7 @@ def read_aiperf(folder: Path) -> Reported:
     starts, ends = ([r["metadata"][f"request_{which}_ns"] for r in records] for which in ("start", "end"))
     gaps = [r["metrics"]["inter_chunk_latency"]["value"] for r in records if "inter_chunk_latency" in r["metrics"]]
     ttft = np.asarray([r["metrics"]["time_to_first_token"]["value"] for r in records])
-    return Reported((max(ends) - min(starts)) / 1e9, ttft, np.concatenate(gaps))
+    return Reported((max(ends) - min(starts)) / 1e9, len(records), ttft, np.concatenate(gaps))
 
 
 class CpuTime:
@@ -179,10 +186,10 @@ class CpuTime:
         stats = [stat for path in self._known if (stat := _stat(path))]
         self.samples.append((now_ns, sum(int(ticks) for stat in stats for ticks in stat[11:15]) / self.TICKS_PER_S))
 
-    def between(self, begin_ns: float, end_ns: float) -> float:
+    def since(self, begin_ns: int) -> float:
+        """Until the end."""
         times, seconds = np.asarray(self.samples).T
-        begin, end = np.interp([begin_ns, end_ns], times, np.maximum.accumulate(seconds))
-        return float(end - begin)
+        return float(seconds.max() - np.interp(begin_ns, times, np.maximum.accumulate(seconds)))
 
 
 def _stat(path: Path) -> list[str] | None:
@@ -245,12 +252,12 @@ def measure(client: Client, load: Load, program: Path, cores: tuple[int, int], *
             reported = client.read(folder)
         except (OSError, ValueError, KeyError) as error:
             raise SystemExit(f"{client.name} left no result: {error!r}\n{log.read_text()[-2000:]}") from error
-        if len(reported.ttft_ms) != load.requests:
-            raise SystemExit(f"{client.name}: {len(reported.ttft_ms)} of {load.requests} requests succeeded")
+        if reported.completed != load.requests:
+            raise SystemExit(f"{client.name}: {reported.completed} of {load.requests} requests succeeded")
         # Warm-up requests came before all others.
         sent = sorted(read_jsonl(emitter.log), key=lambda line: line["received_ns"])[-load.requests :]
         begin_ns = sent[0]["kernel_ns"] or sent[0]["received_ns"]
-        return Measured(reported, sent, cpu.between(begin_ns, begin_ns + reported.duration_s * 1e9))
+        return Measured(reported, sent, cpu.since(begin_ns))
 
 
 def ticks(load: Load, program: Path, cores: tuple[int, int], client: Client) -> tuple[float, str]:
@@ -262,18 +269,15 @@ def ticks(load: Load, program: Path, cores: tuple[int, int], client: Client) -> 
     return off, (
         f"| {client.name} | {load.streams} | {in_words(mine)} | {in_words(theirs)} "
         f"| {got.reported.ttft_ms.mean():.2f} | {ttft_ms(got.sent).mean():.2f} | {short[0]:.1%} | {short[1]:.1%} "
-        f"| {got.cpu_s:.2f} | {got.reported.duration_s:.2f} |"
+        f"| {got.reported.duration_s:.2f} | {got.cpu_s:.2f} |"
     )
 
 
 def full_rate(load: Load, program: Path, cores: tuple[int, int], client: Client) -> tuple[float, str]:
     """CPU seconds per chunk, and the table's row."""
     got = measure(client, load, program, cores, "--full-rate")
-    chunks, wall_s = load.requests * load.tokens, got.reported.duration_s
-    return got.cpu_s / chunks, (
-        f"| {client.name} | {load.streams} | {chunks / wall_s:,.0f} | {chunks / got.cpu_s:,.0f} | "
-        f"{got.cpu_s:.2f} | {wall_s:.2f} |"
-    )
+    chunks = load.requests * load.tokens
+    return got.cpu_s / chunks, f"| {client.name} | {chunks:,} | {got.cpu_s:.2f} | {chunks / got.cpu_s:,.0f} |"
 
 
 def best(rounds: int, clients: Sequence[Client], one: Callable[[Client], tuple[float, str]]) -> list[str]:
@@ -315,16 +319,16 @@ def main() -> int:
     if "ticks" in what:
         rows: list[str] = []
         for streams in options.streams:
-            load = Load(streams, streams * options.seconds, TOKENS)
+            load = Load(streams, streams * options.seconds, TOKENS, detailed=True)
             rows += best(options.rounds, clients, partial(ticks, load, program, cores))
         print("| client | streams | ITL p1/p50/p99, ms | true | mean TTFT, ms | true ", end="")
-        print("| short or missing | true | CPU s | of s |")
+        print("| short or missing | true | load took, s | CPU s |")
         print("|---|---|---|---|---|---|---|---|---|---|", *rows, sep="\n", flush=True)
     if "full-rate" in what:
-        load = Load(FULL_STREAMS, options.full_requests, FULL_TOKENS)
+        load = Load(FULL_STREAMS, options.full_requests, FULL_TOKENS, detailed=False)
         rows = best(options.rounds, clients, partial(full_rate, load, program, cores))
-        print("\n| client | streams | chunks/s | chunks per CPU s | CPU s | of s |")
-        print("|---|---|---|---|---|---|", *rows, sep="\n", flush=True)
+        print("\n| client | chunks | CPU s | chunks per CPU s |")
+        print("|---|---|---|---|", *rows, sep="\n", flush=True)
     return 0
 
 
