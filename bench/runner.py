@@ -57,7 +57,8 @@ class Progress:
 
     @property
     def done(self) -> int:
-        return self.completed + self.failed + self.cancelled
+        """Answered; a request that was cancelled is not."""
+        return self.completed + self.failed
 
     @property
     def ttft_ms(self) -> float | None:

@@ -11,14 +11,13 @@ from typing import Any
 
 from atom.bench.provenance import command_line, provenance
 from atom.bench.rundir import RunDirectory, Validity
-from atom.bench.summary import summarize
 from atom.cli.load_run import Afterwards, LoadFactory, LoadRunner, ServerChoice
 from atom.cli.outputs import complain
 from atom.cli.progress import StatusLine, launch_progress
 from atom.cli.publish import Output, publish, show
 from atom.cli.rank_run import follow, follows
 from atom.cli.run_place import RunPlace
-from atom.cli.server_side import server_side_figures
+from atom.cli.server_side import summed_up
 from atom.cli.signals import status_of
 from atom.diag.session import MeasuredSession, UrlTarget
 from atom.recipes.errors import ExitStatus, RunError, UsageError
@@ -96,8 +95,7 @@ class BenchRun:
         return self._report(run_dir)
 
     def _summarize(self, run_dir: RunDirectory) -> dict[str, Any]:
-        extra = server_side_figures(run_dir)
-        return summarize(run_dir, percentiles=self.output.percentiles, extra=extra, write=False)
+        return summed_up(run_dir, self.output.percentiles)
 
     def _report(self, run_dir: RunDirectory) -> int:
         summary = self._summarize(run_dir)  # again: now it carries the verdict the run was sealed with

@@ -11,9 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from atom.bench.rundir import RunDirectory
-from atom.bench.summary import summarize
 from atom.bench.sweep_index import is_sweep
-from atom.cli.server_side import server_side_figures
+from atom.cli.server_side import summed_up
 from atom.cli.sweep_publish import read_sweep_summary
 from atom.recipes.errors import RunError, UsageError
 
@@ -38,7 +37,7 @@ def get(
     elif run_dir.summary_json.is_file() and metric != "validity":  # the directory may have been damaged since
         summary = run_dir.read_summary()
     else:
-        summary = summarize(run_dir, extra=server_side_figures(run_dir), write=False)
+        summary = summed_up(run_dir)
     if isinstance(summary.get(metric), str):
         typer.echo(summary[metric])
         return 0

@@ -14,12 +14,11 @@ from typing import Any
 from atom.bench.load import Api, Endpoint, LoadSpec, Shard, Workload
 from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.runner import LoadOutcome, OnProgress, run_in_loop, run_load
-from atom.bench.summary import summarize
 from atom.bench.target import Target, ask_server
 from atom.bench.workers import run_workers
 from atom.cli.progress import PLAIN_PERIOD_S, LoadProgress, StatusLine
 from atom.cli.rank_run import leader, rank_count
-from atom.cli.server_side import server_side_figures
+from atom.cli.server_side import summed_up
 from atom.cli.signals import ending_signals, note
 from atom.diag.metrics_target import MetricsTarget
 from atom.diag.session import ServerUnderTest
@@ -111,7 +110,7 @@ class LoadRunner:
     def judge(self, run_dir: RunDirectory, outcome: LoadOutcome) -> tuple[Validity, list[str]]:
         """What the load is worth as evidence, and why not more: from its records, not from `outcome`."""
         del outcome
-        summary = summarize(run_dir, extra=server_side_figures(run_dir), write=False)
+        summary = summed_up(run_dir)
         return Validity(summary["validity"]), list(summary["reasons"])
 
     def check(self) -> None:

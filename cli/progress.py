@@ -141,7 +141,7 @@ class LoadProgress:
 
 
 def progress_line(progress: Progress, *, bar: bool, width: int | None = None) -> str:
-    """One line: done/total, tok/s, TTFT, running, errors. The bar takes what `width` leaves, if that is enough."""
+    """One line: done/total, tok/s, TTFT, running, cancelled, errors. The bar takes what `width` leaves, if enough."""
     if progress.phase in ("preparing", "warmup"):
         return f"{progress.phase} …" + (f" {progress.running} running" if progress.running else "")
     parts = [f"{progress.done:,}" if progress.total is None else f"{progress.done:,}/{progress.total:,}"]
@@ -150,6 +150,8 @@ def progress_line(progress: Progress, *, bar: bool, width: int | None = None) ->
     if progress.ttft_ms is not None:
         parts.append(f"TTFT {progress.ttft_ms:,.0f} ms")
     parts.append(f"{progress.running:,} running")
+    if progress.cancelled:
+        parts.append(f"{progress.cancelled:,} cancelled")
     parts.append(f"{progress.failed:,} errors" + (f" ({progress.first_error[:60]})" if progress.first_error else ""))
     parts.append(f"{progress.elapsed_s:,.0f} s")
     text = "  ".join(parts)

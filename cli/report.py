@@ -10,11 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from atom.bench.rundir import RunDirectory, Validity
-from atom.bench.summary import summarize
 from atom.bench.sweep_index import is_sweep
 from atom.cli import options as opt
 from atom.cli.publish import Output, publish
-from atom.cli.server_side import server_side_figures
+from atom.cli.server_side import summed_up
 from atom.cli.sweep_publish import republish_sweep
 from atom.recipes.errors import ExitStatus
 
@@ -53,7 +52,7 @@ def report(
     )
     if is_sweep(run_dir):
         return republish_sweep(run_dir, output)
-    summary = summarize(run_dir, percentiles=percentiles, extra=server_side_figures(run_dir), write=False)
+    summary = summed_up(run_dir, percentiles)
     publish(run_dir, summary, output)
     return _status(summary, quiet=output.quiet or output.owns_stdout)
 

@@ -19,7 +19,6 @@ from atom.bench.records import read_records
 from atom.bench.report.page import write_report
 from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.runner import LoadOutcome
-from atom.bench.summary import summarize
 from atom.bench.sweep import Conclusion, Point, State, conclude, judge_point, point_label, point_seed
 from atom.bench.sweep_index import SweepIndex
 from atom.bench.worker_messages import merge_outcomes
@@ -30,7 +29,7 @@ from atom.cli.publish import Output
 from atom.cli.rank_run import follow, follows
 from atom.cli.render import number
 from atom.cli.run_place import RunPlace
-from atom.cli.server_side import server_side_figures
+from atom.cli.server_side import summed_up
 from atom.cli.signals import status_of
 from atom.cli.sweep_publish import publish_sweep
 from atom.diag.session import MeasuredSession, ServerUnderTest, UrlTarget
@@ -209,8 +208,7 @@ class SweepRun:
         return point_dir
 
     def _summarize(self, point_dir: RunDirectory) -> dict[str, Any]:
-        extra = server_side_figures(point_dir)
-        return summarize(point_dir, percentiles=self.output.percentiles, extra=extra, write=False)
+        return summed_up(point_dir, self.output.percentiles)
 
     def _take_facts(self, point_dir: RunDirectory) -> None:
         """The server and what all loads have in common, for the sweep's own tables."""

@@ -18,10 +18,11 @@ from atom.diag.prometheus_text import parse_metrics
 from atom.recipes.errors import UsageError
 from atom.recipes.recipe import MetricsDialect
 
-__all__ = ["MetricsScraper"]
+__all__ = ["CUT", "MetricsScraper"]
 
 PERIOD_S: Final = 1.0
 MAX_FAMILIES: Final = 2000
+CUT: Final = "the capture ended during this scrape"
 
 
 class MetricsScraper:
@@ -42,7 +43,7 @@ class MetricsScraper:
 
     def cut(self) -> None:
         """End the scrape that is under way, from another thread: it is recorded as failed."""
-        self._exchange.cut("the capture ended during this scrape")
+        self._exchange.cut(CUT)
 
     def run(self, record: Callable[[Mapping[str, Any]], None], stop: threading.Event) -> None:
         """Scrape and hand each record to `record` until `stop` is set."""

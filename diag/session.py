@@ -24,7 +24,7 @@ from atom.diag.gc_injection import hook_environment, hook_python_path
 from atom.diag.gpu_choice import check_telemetry, gpus_to_sample, is_this_host
 from atom.diag.hook_report import HookReport
 from atom.diag.metrics_path import find_metrics, metrics_paths
-from atom.diag.metrics_target import MetricsTarget
+from atom.diag.metrics_target import MAIN_ROLE, MetricsTarget
 from atom.diag.server_figures import server_self_checks
 from atom.diag.server_info import server_info
 from atom.diag.server_under_test import PidTarget, ServerUnderTest, UrlTarget, death_notice, refuse_absent, watch
@@ -243,13 +243,19 @@ class MeasuredSession:
         )
 
     def _metrics_targets(self, under_test: ServerUnderTest) -> list[MetricsTarget]:
-        """The server's own and the others, each URL once."""
+        """The server's own and the others. UsageError for its own once more: scraped twice, it would count twice."""
         url = under_test.metrics_url
         own = [] if url is None else [MetricsTarget(url=url, dialect=under_test.dialect)]
-        others = [one for one in self.extra_metrics if one.url != url]
+        for one in self.extra_metrics:
+            if one.url == url:
+                raise UsageError(
+                    f"--server-metrics {one.role}={one.url}: that is the loaded server's own, which is scraped in any "
+                    f"case (role {MAIN_ROLE}); leave it out"
+                )
+        targets = [*own, *self.extra_metrics]
         if self.extra_metrics:
-            self.run_dir.write_run_json({"server_metrics": {one.role: one.url for one in [*own, *others]}})
-        return [*own, *others]
+            self.run_dir.write_run_json({"server_metrics": {one.role: one.url for one in targets}})
+        return targets
 
     def _record_end(self, captured: dict[str, Any], stop: StopReport | None) -> None:
         facts: dict[str, Any] = {"capture": captured["files"]}

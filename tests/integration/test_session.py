@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -25,7 +26,7 @@ from atom.diag.http_fetch import ScrapeError, fetch
 from atom.diag.metrics_target import MetricsTarget, parse_metrics_targets
 from atom.diag.server_figures import server_figures
 from atom.diag.session import MeasuredSession, ServerUnderTest, UrlTarget
-from atom.recipes.errors import ServerDiedError
+from atom.recipes.errors import ServerDiedError, UsageError
 from atom.recipes.launcher import LaunchOptions, launch
 from atom.recipes.processes import labelled_processes, read_stat
 from atom.recipes.recipe import Recipe, Roles, Stop
@@ -312,6 +313,15 @@ def test_several_endpoints_with_roles_on_one_clock(tmp_path: Path) -> None:
     }
     assert found["kv_usage_mean"] == found["kv_usage_mean_prefill"] == pytest.approx(0.6)
     assert not [key for key in found if key.endswith(("_decode", "_gone"))]
+
+
+def test_the_servers_own_endpoint_under_another_role_is_refused(tmp_path: Path) -> None:
+    with launch(recipe(), LaunchOptions()) as server:
+        target = UrlTarget(base_url=server.base_url, metrics=recipe().metrics)
+        own = f"router={server.metrics_url}"
+        session = MeasuredSession(target, RunDirectory(tmp_path), extra_metrics=parse_metrics_targets([own]))
+        with pytest.raises(UsageError, match=re.escape(own) + ".*the loaded server's own.*role api"):
+            session.run(lambda _: outcome(time.monotonic_ns()))
 
 
 def test_the_environments_proxy_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,23 @@ def run_directory(
 
 def values(summary: dict[str, Any]) -> dict[str, Any]:
     return {name: figure["value"] for name, figure in summary["figures"].items()}
+
+
+def test_concurrency_of_a_client_that_does_not_count_it_is_from_the_records(tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", [request(i, 650 * i) for i in range(4)])
+    counted = summarize(run_dir)
+    (path,) = run_dir.client.iterdir()
+    path.write_text(re.sub(r'"running_integral_ns":\s*\d+', '"running_integral_ns":null', path.read_text()))
+    summary = summarize(run_dir)
+    figure = summary["figures"]["mean_concurrency"]
+    assert figure["value"] == pytest.approx(0.1)
+    assert "of the records" in figure["definition"]
+    assert [note for note in summary["notes"] if "of the records" in note]
+    assert not [note for note in counted["notes"] if "of the records" in note]
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if "measured_end" not in line))
+    killed = summarize(run_dir)
+    assert values(killed)["mean_concurrency"] is None, "what was open when it was killed has no record"
+    assert not [note for note in killed["notes"] if "of the records" in note]
 
 
 def test_figures_of_a_small_run(tmp_path: Path) -> None:

@@ -120,6 +120,13 @@ def test_progress_line() -> None:
     assert progress_line(progress, bar=True).startswith("━" * 12 + "╌" * 12)
 
 
+def test_requests_that_were_cancelled_are_not_done() -> None:
+    progress = Progress(phase="measured", total=200, completed=3, cancelled=64, elapsed_s=2.0)
+    assert progress_line(progress, bar=False) == "3/200  0 tok/s  0 running  64 cancelled  0 errors  2 s"
+    progress.total = 12
+    assert progress_line(progress, bar=True).startswith("━" * 6 + "╌" * 18)
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
