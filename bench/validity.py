@@ -237,22 +237,28 @@ def _saturation(client: Client, figures: Mapping[str, Figure]) -> list[str]:
 def _coalesced(parts: Sequence[Client], figures: Mapping[str, Figure]) -> list[str]:
     """Chunks that waited for a late client are read together, and all but the last get a stamp that is not theirs. A
     server that sends several at once is not the client's fault: its loop is then not late."""
-    share, itl = _value(figures, "coalesced_share"), _value(figures, "median_itl_ms")
-    if share is None or itl is None or share <= COALESCED_SHARE:
+    together, itl = figures.get("coalesced_share"), _value(figures, "median_itl_ms")
+    if together is None or together.value is None or itl is None or together.value <= COALESCED_SHARE:
         return []
-    late = {part: lag for part in parts if (lag := percentile(part.lag_ms, 99) or 0.0) > itl / 2}
+    if together.value * together.n < MIN_BEYOND:
+        return []
+    late = {part: lag for part in parts if (lag := _late_beyond(part.lag_ms, 99, itl / 2)) is not None}
     return _worst(
         late,
-        f"event loop was {{value:.1f}} ms late at p99, and {share:.1%} of chunks {itl:.1f} ms apart were read together",
+        f"event loop was {{value:.1f}} ms late at p99, and {together.value:.1%} of chunks {itl:.1f} ms apart were read "
+        "together",
     )
 
 
 def _reaction(figures: Mapping[str, Figure]) -> list[str]:
-    reaction, e2el = _value(figures, "mean_reaction_ms"), _value(figures, "mean_e2el_ms")
-    if reaction is None or e2el is None or reaction <= max(MIN_REACTION_MS, MAX_REACTION_SHARE * e2el):
+    reaction, e2el = figures.get("mean_reaction_ms"), _value(figures, "mean_e2el_ms")
+    if reaction is None or reaction.value is None or e2el is None or reaction.n < LITTLE_MIN_REQUESTS:
+        return []
+    if reaction.value <= max(MIN_REACTION_MS, MAX_REACTION_SHARE * e2el):
         return []
     return [
-        f"client saturated: it took note of a response's end {reaction:.1f} ms late on average, E2EL is {e2el:.1f} ms"
+        f"client saturated: it took note of a response's end {reaction.value:.1f} ms late on average, E2EL is "
+        f"{e2el:.1f} ms"
     ]
 
 
@@ -268,11 +274,13 @@ def _worst(found: Mapping[Client, float | None], words: str) -> list[str]:
 
 
 def _held_against(lags: Sequence[float], q: float, latency: float | None, floor_ms: float) -> float | None:
-    """The lag at quantile `q` if it matters beside `latency`. As with every quantile here, a handful of samples proves
-    nothing: at least ten have to be that late."""
-    if latency is None or len(lags) == 0:
-        return None
-    limit = max(floor_ms, MAX_LAG_SHARE * latency)
+    """The lag at quantile `q` if it matters beside `latency`."""
+    return None if latency is None else _late_beyond(lags, q, max(floor_ms, MAX_LAG_SHARE * latency))
+
+
+def _late_beyond(lags: Sequence[float], q: float, limit: float) -> float | None:
+    """The lag at quantile `q` if it is beyond `limit`. As with every quantile here, a handful of samples proves nothing:
+    at least ten have to be that late."""
     late = int(np.count_nonzero(np.asarray(lags) > limit))
     lag = percentile(lags, q)
     return lag if lag is not None and lag > limit and late >= MIN_BEYOND else None

@@ -314,7 +314,7 @@ def client(cpu: float = 0.1, lag: float = 1.0, late: float = 1.0) -> Client:
 
 
 def verdict(condition: Client, *, ttft: float = 100.0, itl: float = 100.0, **more: float) -> list[str]:
-    figures = {name: Figure(value, "", 1, "") for name, value in more.items()} | {
+    figures = {name: Figure(value, "", 1000, "") for name, value in more.items()} | {
         f"p{q}_{name}_ms": Figure(value, "ms", 9, "")
         for q in (50, 99)
         for name, value in (("ttft", ttft), ("itl", itl))
