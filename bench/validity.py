@@ -279,8 +279,8 @@ def _held_against(lags: Sequence[float], q: float, latency: float | None, floor_
 
 
 def _late_beyond(lags: Sequence[float], q: float, limit: float) -> float | None:
-    """The lag at quantile `q` if it is beyond `limit`. As with every quantile here, a handful of samples proves nothing:
-    at least ten have to be that late."""
+    """The lag at quantile `q` if it is beyond `limit`. As with every quantile here, a handful of samples proves
+    nothing: at least ten have to be that late."""
     late = int(np.count_nonzero(np.asarray(lags) > limit))
     lag = percentile(lags, q)
     return lag if lag is not None and lag > limit and late >= MIN_BEYOND else None
