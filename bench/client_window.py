@@ -6,13 +6,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from atom.bench.clocks import ClockOffset, clock_offsets
 from atom.bench.records import is_count
 from atom.bench.rundir import JsonlFile, RunDirectory, check_schema_version
 
 __all__ = ["ClientWindow", "WorkerWindow", "read_client_window"]
+
+LEAST_CPU_NS: Final = 100_000_000
+"""A shorter time says nothing about how busy a process was."""
 
 
 @dataclass(slots=True)
@@ -40,7 +43,8 @@ class WorkerWindow:
 
     @property
     def cpu_share(self) -> float | None:
-        return self._cpu_ns / self._cpu_of_ns if self._cpu_of_ns else None
+        """None where too short a time was looked at: of a worker that sends nothing it is all start and end."""
+        return self._cpu_ns / self._cpu_of_ns if self._cpu_of_ns >= LEAST_CPU_NS else None
 
     def take(self, line: Mapping[str, Any], offset: ClockOffset | None) -> None:
         """KeyError, TypeError or ValueError if the line is not what its kind says, and then nothing of it is taken."""

@@ -204,6 +204,9 @@ def aiperf_agentic(
 
 def _run(given: dict[str, Any]) -> int:
     given["backend"] = _BACKENDS.get(given["backend"], given["backend"])
+    if given["backend"] not in BACKENDS:
+        known = ", ".join([*_BACKENDS, *BACKENDS])
+        raise UsageError(f"--endpoint-type must be one of {known}; got {given['backend']!r}")
     given["trace_idle_gap_cap"] = _cap("--trace-idle-gap-cap-seconds", given["trace_idle_gap_cap"])
     given["system_idle_gap_cap"] = _cap("--system-idle-gap-cap-seconds", given["system_idle_gap_cap"])
     return bench("aiperf-agentic", given, _load, check=_check, server_env={CONTEXT_GAUGES: "1"})
@@ -259,6 +262,11 @@ def _check_native(given: dict[str, Any]) -> None:
     if not chat and given["tokenizer"] is not None:
         raise UsageError("--tokenizer is for text, and completions get token ids: leave it out, or use chat")
     processes = given["workers"] * rank_count()
+    for flag, lanes in (("--concurrency", given["concurrency"]), ("--num-sessions", given["num_sessions"])):
+        if lanes is not None and 0 < lanes < processes:
+            raise UsageError(
+                f"{flag} {lanes} is less than the {processes} processes that share the sessions: some would have none"
+            )
     if processes > 1 and given["system_idle_gap_cap"] is not None:
         which = "--workers" if given["workers"] > 1 else "MPI ranks"
         raise UsageError(

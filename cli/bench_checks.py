@@ -80,10 +80,19 @@ def check_numbers(given: Mapping[str, Any]) -> None:
             wanted = "must be positive"
         else:
             wanted = f"must be from {low:,g} to {_plain(high)}" + (f" {unit}" if unit else "")
-        raise UsageError(f"{flag} {wanted}, got {value}")
+        raise UsageError(f"{_declared(given, name, flag)} {wanted}, got {value}")
     top_p = given.get("top_p")
     if top_p is not None and not 0 < top_p <= 1:
         raise UsageError(f"--top-p must be above 0 and at most 1, got {top_p}")
+
+
+def _declared(given: Mapping[str, Any], name: str, flag: str) -> str:
+    """The flags of this command for a parameter, the first and the others: which was typed is not known."""
+    context = given.get("ctx")
+    parameters = [] if context is None else context.command.params
+    declared: list[str] = next((one.opts for one in parameters if one.name == name), [])
+    first, *others = declared or [flag]
+    return f"{first} ({', '.join(others)})" if others else first
 
 
 def check_prompt_tokens(given: Mapping[str, Any]) -> None:

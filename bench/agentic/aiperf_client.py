@@ -102,7 +102,13 @@ def find_aiperf(executable: str | None) -> Aiperf:
         )
     version, text = _output(path, "--version"), _output(path, "profile", "--help")
     # Boxes of its help break long flags between lines; without their borders and blanks every flag is whole.
-    return Aiperf(path, version.strip()[:40] or "?", "".join(text.replace("│", " ").split()))
+    flags = "".join(text.replace("│", " ").split())
+    if "--endpoint-type" not in flags:
+        raise UsageError(
+            f"--client aiperf: {path} is not AIPerf: its `profile --help` names no --endpoint-type; name AIPerf's own "
+            "script with --aiperf-executable"
+        )
+    return Aiperf(path, version.strip()[:40] or "?", flags)
 
 
 def _output(path: str, *arguments: str) -> str:

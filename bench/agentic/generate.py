@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -38,6 +39,10 @@ _SHARED_PREFIX: Final = 0.96
 _MAX_TURNS: Final = 4096
 _BEGINNING: Final = 0.5
 """Share of all prompt tokens (without answers) that an agent began with; the rest are results."""
+_LEAST_BASE: Final = 2
+"""Blocks of the prompt that an agent begins with."""
+_LEAST_RESULT: Final = 1
+"""Tokens of a mean result."""
 _TURNS_SIGMA: Final = 0.8
 _OUTPUT_SIGMA: Final = 0.9
 _RESULT_SIGMA: Final = 1.0
@@ -178,7 +183,14 @@ class _Sums:
         base, result = unknown * _BEGINNING / self.total[0], unknown * (1 - _BEGINNING) / self.total[1]
         return _Sizes(turns, float(base), float(result), 1 - float(self.fresh @ (base, result, 1.0)) / goal)
 
+    def least_input_len(self, block_size: int) -> int:
+        """The shortest mean prompt, in hundreds of tokens, that leaves room for a first prompt and for results."""
+        base, result = _LEAST_BASE * block_size / _BEGINNING, _LEAST_RESULT / (1 - _BEGINNING)
+        least = (self.total[2] + max(base * self.total[0], result * self.total[1])) / self.prompts
+        return 100 * math.ceil(float(least) * 1.02 / 100)
 
+
+@lru_cache(maxsize=64)
 def _sums(config: GenerateConfig, turns: float) -> _Sums:
     total, fresh, prompts = np.zeros(3), np.zeros(3), 0
     for number in range(_SAMPLE):  # each with numbers of its own, so that the sums are smooth in `turns`
@@ -197,33 +209,65 @@ def _sums(config: GenerateConfig, turns: float) -> _Sums:
     return _Sums(total, fresh, prompts)
 
 
+class _TooShort(Exception):
+    """A mean prompt that leaves no room for what an agent begins with, or for results."""
+
+    def __init__(self, turns: float, least: int) -> None:
+        self.turns = turns
+        self.least = least
+        """The shortest one that has room with so many turns."""
+
+
 @lru_cache(maxsize=64)
 def _sizes(config: GenerateConfig) -> _Sizes:
+    try:
+        return _solve(config, config.input_len)
+    except _TooShort as short:
+        turns, enough = short.turns, _long_enough(config, short.least)
+    raise UsageError(
+        f"--generate-input-len {config.input_len:,} is too short for a median of {turns:.0f} turns whose answers have "
+        f"{config.output_len:,} tokens: {enough:,} would do, or fewer --generate-turns, or a smaller "
+        "--generate-output-len"
+    )
+
+
+def _long_enough(config: GenerateConfig, input_len: int) -> int:
+    """`input_len`, or what it takes for the turns that a longer prompt leads to."""
+    while True:
+        try:
+            _solve(config, input_len)
+        except _TooShort as short:
+            input_len = max(short.least, input_len + 100)
+        except UsageError:
+            return input_len  # not for its length
+        else:
+            return input_len
+
+
+def _solve(config: GenerateConfig, input_len: int) -> _Sizes:
     if config.turns is not None:
-        sizes = _sizes_for(config, config.turns)
+        sizes = _sizes_for(config, config.turns, input_len)
     else:
         wanted = config.shared_prefix or _SHARED_PREFIX
         guess = 1 / (1 - wanted)  # the share that was not sent before falls like 1 / turns
         low, high = max(1.0, guess / 4), min(guess * 4, float(_MAX_TURNS))
         for _ in range(8):
             middle = (low * high) ** 0.5
-            sizes = _sizes_for(config, middle)
+            sizes = _sizes_for(config, middle, input_len)
             low, high = (middle, high) if sizes.shared_prefix < wanted else (low, middle)
         if abs(sizes.shared_prefix - wanted) > 0.005:
             raise UsageError(
-                f"--generate-shared-prefix {wanted:g} cannot be had with --generate-input-len {config.input_len:,} and "
+                f"--generate-shared-prefix {wanted:g} cannot be had with --generate-input-len {input_len:,} and "
                 f"--generate-output-len {config.output_len:,}; the nearest is {sizes.shared_prefix:.3f}"
             )
     return sizes
 
 
-def _sizes_for(config: GenerateConfig, turns: float) -> _Sizes:
-    sizes = _sums(config, turns).sizes(turns, config.input_len)
-    if sizes.base < 2 * config.block_size or sizes.result < 1:
-        raise UsageError(
-            f"--generate-input-len {config.input_len:,} is too short for a median of {turns:.0f} turns whose "
-            f"answers have {config.output_len:,} tokens (--generate-output-len)"
-        )
+def _sizes_for(config: GenerateConfig, turns: float, input_len: int) -> _Sizes:
+    sums = _sums(config, turns)
+    sizes = sums.sizes(turns, input_len)
+    if sizes.base < _LEAST_BASE * config.block_size or sizes.result < _LEAST_RESULT:
+        raise _TooShort(turns, sums.least_input_len(config.block_size))
     return sizes
 
 

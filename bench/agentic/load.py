@@ -78,7 +78,7 @@ class AgenticLoad:
 
     def __post_init__(self) -> None:
         if not self.sessions:
-            raise UsageError("--trace: holds no session")
+            raise UsageError("--input-file: holds no session")
         if self.concurrency < 1:
             raise UsageError(f"--concurrency must be at least 1, got {self.concurrency}")
         if self.num_sessions is not None and self.num_sessions < 1:

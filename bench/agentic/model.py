@@ -5,14 +5,23 @@ How a replay spaces the turns is `bench/agentic/timing.py`; what a turn sends is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Agent", "Session", "Turn"]
+__all__ = ["Agent", "Damage", "Session", "Turn"]
+
+
+class Damage(StrEnum):
+    """What may be wrong with a recorded turn without making the recording useless."""
+
+    TOO_MANY_BLOCKS = "with more blocks than the prompt has: the further ones are left out"
+    NO_BLOCKS = "without any block of the prompt: it shares nothing, in theory and as it is sent"
+    BACK_IN_TIME = "at an earlier time than the one listed before"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +78,8 @@ class Session:
     agents: tuple[Agent, ...]
     orphans: int = 0
     """Sub-agents that were recorded before any turn of their parent, which therefore nothing begins: left out."""
+    damage: Mapping[Damage, int] = field(default_factory=dict)
+    """In how many turns there is something wrong."""
 
     @cached_property
     def num_turns(self) -> int:

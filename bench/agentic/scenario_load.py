@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from atom.bench.agentic.load import AgenticLoad
+from atom.bench.agentic.model import Damage
 from atom.bench.driver import Driver
 from atom.bench.load import Api, LoadSpec
 
@@ -45,6 +47,8 @@ class ScenarioLoad:
         notes = [f"{count:,} recorded sessions were left out: {why}" for why, count in self.left_out.items()]
         if orphans := sum(session.orphans for session in load.sessions):
             notes.append(f"{orphans:,} sub-agents were left out: recorded before any turn of their parent")
+        damage = sum((Counter(session.damage) for session in load.sessions), Counter[Damage]())
+        notes += [f"{count:,} recorded {'turn' if count == 1 else 'turns'} {what}" for what, count in damage.items()]
         if self.client != "native" or load.api is not Api.CHAT:
             return notes
         if load.tokenizer is None:

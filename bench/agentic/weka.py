@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atom.bench.agentic.chains import Recorded, common_prefix, split_chains
-from atom.bench.agentic.model import Agent, Session, Turn
+from atom.bench.agentic.model import Agent, Damage, Session, Turn
 from atom.recipes.errors import UsageError
 
 __all__ = ["Traces", "load_traces", "parse_trace"]
@@ -77,7 +77,7 @@ def load_traces(path: Path, *, max_sessions: int | None = None, max_context_leng
             left_out[f"a prompt and answer beyond {max_context_length:,} tokens"] += 1
     if not sessions:
         fits = f"none of its {len(names)} sessions fits in {max_context_length} tokens"
-        raise UsageError(f"--trace {path}: {fits if names else 'holds no session'}")
+        raise UsageError(f"--input-file {path}: {fits if names else 'holds no session'}")
     return Traces(tuple(sessions), dict(left_out))
 
 
@@ -88,22 +88,22 @@ def _blobs(path: Path) -> Iterator[tuple[str, Any]]:
         if path.is_dir():
             files = sorted(file for file in path.iterdir() if file.suffix in (".json", ".jsonl") and file.is_file())
             if not files:
-                raise UsageError(f"--trace {path}: the directory holds no .json or .jsonl file")
+                raise UsageError(f"--input-file {path}: the directory holds no .json or .jsonl file")
             if len(files) > MAX_FILES:
-                raise UsageError(f"--trace {path}: more than {MAX_FILES:,} files")
+                raise UsageError(f"--input-file {path}: more than {MAX_FILES:,} files")
         elif not path.is_file():
-            raise UsageError(f"--trace {path}: no such file or directory")
+            raise UsageError(f"--input-file {path}: no such file or directory")
         total = 0
         for where, data in itertools.chain.from_iterable(map(_sessions_of, files)):
             total += len(data)
             if total > MAX_TOTAL_BYTES:
                 raise UsageError(
-                    f"--trace {path}: more than {MAX_TOTAL_BYTES >> 20:,} MiB in all: --num-dataset-entries takes the "
-                    "first sessions"
+                    f"--input-file {path}: more than {MAX_TOTAL_BYTES >> 20:,} MiB in all: --num-dataset-entries takes "
+                    "the first sessions"
                 )
             yield where, _decode(data, where)
     except OSError as error:
-        raise UsageError(f"--trace {error.filename or path}: {error.strerror}") from None
+        raise UsageError(f"--input-file {error.filename or path}: {error.strerror}") from None
 
 
 def _sessions_of(file: Path) -> Iterator[tuple[str, bytes]]:
@@ -141,11 +141,11 @@ def parse_trace(blob: Any, where: str) -> Session | None:
         raise trace.error("hash_id_scope", "'local' or 'global'", scope)
     name = trace.text("id")
     block_size = trace.whole("block_size", 1, MAX_BLOCK_SIZE, default=64)
-    reader = _Tree(trace)
+    reader = _Tree(trace, block_size)
     if not reader.agents:
         return None
     scope = name if scope == "local" else ""
-    return Session(name, block_size, scope, tuple(map(_frozen, reader.agents)), reader.orphans)
+    return Session(name, block_size, scope, tuple(map(_frozen, reader.agents)), reader.orphans, reader.damage)
 
 
 class _Fields:
@@ -233,11 +233,13 @@ class _Agent:
 class _Tree:
     """Reads the agents of one session, parents before their children."""
 
-    def __init__(self, trace: _Fields) -> None:
+    def __init__(self, trace: _Fields, block_size: int) -> None:
+        self._block_size = block_size
         self._requests = 0
         self._names: set[str] = set()
         self.agents: list[_Agent] = []
         self.orphans = 0
+        self.damage: Counter[Damage] = Counter()
         for number in self._conversations(trace, "main", None, 0)[1:]:
             chain = self.agents[number]
             place = chain.turns[0].place
@@ -270,7 +272,9 @@ class _Tree:
             if kind == "subagent":
                 named.append((place, request))
             elif kind in ("n", "s"):
-                turns.append(_read_turn(request, place, origin_s, place if within is None else within))
+                turn = _read_turn(request, place, origin_s, place if within is None else within)
+                self._check(turn, turns[-1] if turns else None)
+                turns.append(turn)
             else:
                 raise request.error("type", "'n', 's' or 'subagent'", kind)
         first = len(self.agents)
@@ -289,6 +293,17 @@ class _Tree:
         for place, request in named if chains else ():
             self._sub_agent(request, place, first, place if within is None else within)
         return list(range(first, first + len(chains)))
+
+    def _check(self, turn: _Turn, before: _Turn | None) -> None:
+        """Count what is wrong with a turn, and leave out blocks beyond its prompt: no cache could have had them."""
+        most = math.ceil(turn.turn.input_len / self._block_size)
+        if len(turn.blocks) > most:
+            self.damage[Damage.TOO_MANY_BLOCKS] += 1
+            turn.blocks = turn.blocks[:most]
+        elif not len(turn.blocks) and turn.turn.input_len >= self._block_size:
+            self.damage[Damage.NO_BLOCKS] += 1
+        if before is not None and turn.turn.start_s + _JOIN_SLACK_S < before.turn.start_s:
+            self.damage[Damage.BACK_IN_TIME] += 1
 
     def _sub_agent(self, fields: _Fields, place: int, parent: int, within: int) -> None:
         start_s = fields.seconds("t")

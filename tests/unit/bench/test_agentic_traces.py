@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,23 @@ from hypothesis import strategies as st
 
 from atom.bench.agentic import weka
 from atom.bench.agentic.generate import GenerateConfig, generate_traces, statistics, write_traces
-from atom.bench.agentic.model import Session
-from atom.bench.agentic.theory import hit_rate
+from atom.bench.agentic.model import Damage, Session
+from atom.bench.agentic.theory import hit_rate, session_hits
 from atom.bench.agentic.timing import timeline
 from atom.bench.agentic.weka import load_traces, parse_trace
 from atom.recipes.errors import UsageError
 
 
 def request(t: float, took: float = 1.0, ids: list[int] | None = None, **fields: Any) -> dict[str, Any]:
-    base = {"t": t, "type": "n", "model": "m", "in": 100, "out": 5, "hash_ids": ids or [], "api_time": took}
+    base = {
+        "t": t,
+        "type": "n",
+        "model": "m",
+        "in": max(100, 64 * len(ids or [])),
+        "out": 5,
+        "hash_ids": ids or [],
+        "api_time": took,
+    }
     return {**base, **fields}
 
 
@@ -64,7 +73,7 @@ def test_a_trace_becomes_a_tree_of_agents() -> None:
     assert [session.blocks(0, k).tolist() for k in range(3)] == [[1, 2], [1, 2, 3], [1, 4]]
     assert session.blocks(1, 1).tolist() == [9, 10]
     assert (main.turns[0].spawns, main.turns[1].joins, main.turns[2].duration_s) == ((1,), (1,), 0)
-    assert (session.num_turns, session.max_total_len) == (5, 105)
+    assert (session.num_turns, session.max_total_len) == (5, 197)
     assert timeline(session, None).pause_s == ((0, 1.5, 1), (1, 0.5))
 
 
@@ -284,7 +293,7 @@ def test_generated_files_are_read_back_as_they_were_and_each_depends_on_its_numb
         ({"shared_prefix": 1.0}, "--generate-shared-prefix is a share between 0 and 1, got 1"),
         ({"subagents": 2.0}, "--generate-subagents is a share from 0 to 1, got 2"),
         ({"turns": 5, "shared_prefix": 0.9}, "give one"),
-        ({"turns": 30, "input_len": 1000}, "--generate-input-len 1,000 is too short"),
+        ({"turns": 30, "input_len": 1000}, "--generate-input-len 1,000 is too short for a median of 30 turns"),
         ({"shared_prefix": 0.2}, "--generate-shared-prefix 0.2 cannot be had"),
     ],
 )
@@ -292,3 +301,26 @@ def test_what_cannot_be_generated_is_refused(fields: dict[str, Any], message: st
     with pytest.raises(UsageError) as error:
         GenerateConfig(**fields)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("fields", [{"turns": 30}, {}, {"shared_prefix": 0.9}])
+def test_a_length_that_would_do_does(fields: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="or fewer --generate-turns, or a smaller --generate-output-len") as error:
+        GenerateConfig(input_len=100, **fields)
+    said = re.search(r"tokens: ([\d,]+) would do", str(error.value))
+    assert said is not None
+    GenerateConfig(input_len=int(said[1].replace(",", "")), **fields)
+
+
+def test_turns_that_cannot_be_are_counted_and_do_not_count_in_theory() -> None:
+    """57 blocks for 256 tokens: an unlimited cache would have 4 of them at most."""
+    session = parsed(
+        request(0, 1, list(range(4)), **{"in": 256}),
+        request(5, 1, list(range(57)), **{"in": 256}),
+        request(3, 0.5, list(range(5)), **{"in": 300}),
+        request(10, 1, [], **{"in": 320}),
+        request(20, 1, [], **{"in": 63}),
+    )
+    assert session.damage == {Damage.TOO_MANY_BLOCKS: 1, Damage.BACK_IN_TIME: 1, Damage.NO_BLOCKS: 1}
+    assert sum(hits.total for agent in session_hits(session) for hits in agent) == 4 + 4 + 5
+    assert parsed(request(0, 1, [1]), request(2, 1, [1, 2], **{"in": 66})).damage == {}

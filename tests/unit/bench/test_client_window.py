@@ -57,6 +57,22 @@ def client_lines(run_dir: RunDirectory, name: str, start: int, end: int | None, 
             writer.append({"kind": "measured_end", "t_ns": end, **counts})
 
 
+def test_a_worker_that_ends_at_once_is_not_busy(tmp_path: Path) -> None:
+    """A quarter of a millisecond of start and end is all CPU, and says nothing about the load."""
+    run_dir = RunDirectory(tmp_path)
+    run_dir.write_run_json({"load": {"workers": 2}})
+    for name, lasted in (("0", 2_000_000_000), ("1", 250_000)):
+        with run_dir.client_writer(name) as writer:
+            writer.append({"kind": "measured_start", "t_ns": 0, "start_ns": 0})
+            window = {"t_ns": lasted, "start_ns": 0, "phase": "measured", "cpu_share": 1.0 if name == "1" else 0.2}
+            writer.append({"kind": "window", **window, "lag_ms": []})
+            counts = {"started": 0, "sent": 0, "running_integral_ns": 0, "interrupted": False}
+            writer.append({"kind": "measured_end", "t_ns": lasted, **counts})
+    both = read_client_window(run_dir, run_dir.read_run_json(), Counter())
+    assert [worker.cpu_share for worker in both.workers.values()] == [pytest.approx(0.2), None]
+    assert not [reason for reason in summarize(run_dir)["reasons"] if "saturated" in reason]
+
+
 def window_of(run_dir: RunDirectory) -> Any:
     return read_client_window(run_dir, run_dir.read_run_json(), Counter())
 

@@ -19,6 +19,7 @@ from atom.bench.agentic.aiperf_launch import VARIABLE
 from atom.bench.agentic.chat_overhead import ChatOverhead
 from atom.bench.agentic.generate import GenerateConfig, generate_traces
 from atom.bench.agentic.load import AgenticLoad, CacheBust
+from atom.bench.agentic.model import Damage
 from atom.bench.agentic.scenario_load import ScenarioLoad
 from atom.bench.load import Api, Endpoint, LoadSpec, Shard
 from atom.bench.redact import REDACTED
@@ -31,6 +32,9 @@ FLAGS = (
     "--benchmark-grace-period --trace-idle-gap-cap-seconds --system-idle-gap-cap-seconds --max-context-length "
     "--num-dataset-entries --cache-bust --agentic-warmup-grace-period --workers-max"
 )
+
+
+OPEN = ("--unsafe-override", "--system-idle-gap-cap-seconds", "none")
 
 
 @pytest.mark.parametrize(
@@ -53,13 +57,23 @@ FLAGS = (
         (["--generate", "--client", "aiperf", "--insecure"], "--insecure is for --client native"),
         (["--generate", "--client", "aiperf", "--save-detailed"], "--save-detailed is for --client native"),
         (
-            ["--generate", "--workers", "2"],
+            ["--generate", "--workers", "2", "--concurrency", "2"],
             "--system-idle-gap-cap-seconds 10: whether all sessions are idle is seen by",
         ),
         (["--generate", "--scenario", "x"], "--scenario must be one of"),
         (["--generate", "--stats-interval", "0"], "--stats-interval must be positive"),
         (["--generate", "--warmup-grace-period", "-1"], "--warmup-grace-period must not be negative"),
-        (["--input-file", "/none"], "/none"),
+        (["--input-file", "/none"], "--input-file /none: no such file"),
+        (["--generate", "--benchmark-duration", "-5"], "--benchmark-duration (--duration) must be positive"),
+        (["--generate", "--endpoint-type", "foo"], "--endpoint-type must be one of chat, completions, openai, "),
+        (
+            ["--generate", "--concurrency", "1", "--workers", "2", *OPEN],
+            "--concurrency 1 is less than the 2 processes that share",
+        ),
+        (
+            ["--generate", "--concurrency", "3", "--num-sessions", "2", "--workers", "3", *OPEN],
+            "--num-sessions 2 is less than the 3 processes that share",
+        ),
     ],
 )
 def test_wrong_usage_is_one_line(arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -96,18 +110,20 @@ def a_client(aiperf: Aiperf | None = None, scenario: str | None = MVP, **changes
 
 def test_what_makes_prompts_and_sessions_other_than_recorded_is_noted() -> None:
     def notes(client: str = "native", **changes: Any) -> list[str]:
-        orphaned = (replace(SESSIONS[0], orphans=2), *SESSIONS[1:])
+        damage = {Damage.NO_BLOCKS: 1, Damage.BACK_IN_TIME: 1200}
+        orphaned = (replace(SESSIONS[0], orphans=2, damage=damage), *SESSIONS[1:])
         load = AgenticLoad(**{"sessions": orphaned, "api": Api.CHAT, "model": "m", "concurrency": 1, **changes})
         made = ScenarioLoad(load=load, scenario=MVP, conflicts=(), client=client, left_out={"too long": 1500})
         found: list[str] = made.describe()["source"]["notes"]
         return found
 
     left_out = ["1,500 recorded sessions were left out: too long", "2 sub-agents were left out: recorded before any"]
+    left_out += ["1 recorded turn without any block", "1,200 recorded turns at an earlier time"]
     assert [note[: len(start)] for note, start in zip(notes(), left_out, strict=False)] == left_out
-    assert [note.split()[0] for note in notes()[2:]] == ["prompts", "what"]
-    assert [note.split()[0] for note in notes(tokenizer=Path("x"))[2:]] == ["what"]
-    assert len(notes(tokenizer=Path("x"), overhead=ChatOverhead(9, 14, 11))) == 2
-    assert len(notes(api=Api.COMPLETIONS)) == len(notes("aiperf")) == 2
+    assert [note.split()[0] for note in notes()[4:]] == ["prompts", "what"]
+    assert [note.split()[0] for note in notes(tokenizer=Path("x"))[4:]] == ["what"]
+    assert len(notes(tokenizer=Path("x"), overhead=ChatOverhead(9, 14, 11))) == 4
+    assert len(notes(api=Api.COMPLETIONS)) == len(notes("aiperf")) == 4
 
 
 def test_what_aiperf_is_told() -> None:
@@ -208,12 +224,18 @@ def test_a_wrapper_that_could_pass_secrets_only_openly_is_refused(tmp_path: Path
 
 
 def test_an_aiperf_is_asked_for_its_version_and_flags(tmp_path: Path) -> None:
-    boxed = "print('1.2.3' if '--version' in sys.argv else '│ --cache-bu │\\n│ st  text  │')"
+    boxed = "print('1.2.3' if '--version' in sys.argv else '│ --endpoint-type --cache-bu │\\n│ st  text  │')"
     found = find_aiperf(an_executable(tmp_path / "aiperf", boxed))
     assert found.version == "1.2.3"
     assert found.require("--cache-bust") == "--cache-bust"
     with pytest.raises(UsageError, match=r"AIPerf 1\.2\.3 .* has no --other"):
         found.require("--other")
+
+
+@pytest.mark.parametrize("path", ["/bin/true", "/bin/echo"])
+def test_what_is_no_aiperf_is_called_none(path: str) -> None:
+    with pytest.raises(UsageError, match=f"{path} is not AIPerf"):
+        find_aiperf(path)
 
 
 def test_an_aiperf_that_does_not_run_is_named_with_its_last_words(tmp_path: Path) -> None:
