@@ -62,6 +62,8 @@ class Loaded:
     reasons: list[str]
     checks: list[dict[str, Any]]
     cpu_s: float
+    wall_s: float
+    """From the start of the measured phase until everything was parsed and written."""
     run_dir: RunDirectory
     source: RandomSource
 
@@ -90,11 +92,11 @@ def load(
     run_dir = RunDirectory(folder / "run")
     before = _cpu_s()
     run = run_load if setup.workers == 1 else run_workers
-    run_in_loop(run(spec, run_dir, on_progress, asyncio.Event()))
-    cpu_s = _cpu_s() - before
+    outcome = run_in_loop(run(spec, run_dir, on_progress, asyncio.Event()))
+    cpu_s, wall_s = _cpu_s() - before, (time.monotonic_ns() - outcome.started_ns) / 1e9
     summary = summarize(run_dir)
     figures = {name: figure["value"] for name, figure in summary["figures"].items()}
-    return Loaded(figures, summary["reasons"], summary["checks"], cpu_s, run_dir, source)
+    return Loaded(figures, summary["reasons"], summary["checks"], cpu_s, wall_s, run_dir, source)
 
 
 def truth(setup: Setup, streams: int) -> None:
@@ -160,7 +162,7 @@ def rate(setup: Setup, name: str, *, streams: int, requests: int, tokens: int) -
             got = load(setup, emitter.url, folder, streams=streams, requests=requests, tokens=tokens)
         finally:
             emitter.close()
-        duration = got.figures["duration"]
+        duration = got.wall_s
         values = {
             "streams": streams,
             "tokens": tokens,
