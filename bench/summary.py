@@ -102,9 +102,10 @@ def summarize(
         more_reasons=[reason for section in (accuracy, agentic) if section is not None for reason in section.reasons],
         schedule=kept(records),
     )
-    validity, reasons = _verdict(run, verdict, _damage(run_dir, run, window, damaged, verdict))
+    damage = _damage(run_dir, run, window, damaged, verdict)
+    validity, reasons = _verdict(run, verdict, [*damage, *(() if accuracy is None else accuracy.damage)])
     summary: dict[str, Any] = {
-        "title": load.get("name"),
+        "title": load.get("name") if accuracy is None else accuracy.title,
         "load": load,
         "server": run.get("target") or {},
         "validity": str(validity),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from atom.bench.gsm8k.section import COMPARISON_FILE, HARNESS_FILE
+from atom.bench.gsm8k.problems import GSM8K
+from atom.bench.gsm8k.section import COMPARISON_FILE, HARNESS_FILE, UNSCORED
 from atom.cli.render import SEPARATOR, Table
 
 __all__ = ["accuracy_tables", "plus_minus"]
@@ -47,7 +48,8 @@ def _accuracy(summary: Mapping[str, Any], section: Mapping[str, Any]) -> Table:
     sampling = (
         ", ".join(f"{name} {_plain(value)}" for name, value in chosen.items()) if isinstance(chosen, dict) else ""
     )
-    title = [f"accuracy on {section['problems']}", f"{n:,} questions", shots, sampling]
+    form = f" ({GSM8K} format)" if section["figure"] == GSM8K else ""
+    title = [f"accuracy on {section['problems']}{form}", f"{n:,} questions", shots, sampling]
     if (summary.get("server") or {}).get("executor") == "simulated":
         title.append("SIMULATED executor: no model was run")
     notes = [section["speculation"]["text"]]
@@ -60,6 +62,8 @@ def _accuracy(summary: Mapping[str, Any], section: Mapping[str, Any]) -> Table:
         notes.append(
             f"{section['truncated']:,} of {n:,} texts were cut off at --max-gen-toks {source.get('max_tokens')}"
         )
+    if section["unscored"]:
+        notes.append(UNSCORED.format(section["unscored"]))
     if section["cancelled"]:
         notes.append(f"{section['cancelled']:,} questions were asked and not waited for: they are in no figure")
     return Table(
@@ -81,11 +85,11 @@ def _compared(compared: Mapping[str, Any]) -> Table:
     rows = [
         [
             _name(row["filter"]),
-            *(f"{row[name]:,}" for name in ("both", "only_a", "only_b", "neither")),
+            *(f"{row[name]:,}" if compared["n"] else "–" for name in ("both", "only_a", "only_b", "neither")),
             f"{row['difference']:+.4f} ± {row['difference_stderr']:.4f}"
             if row["difference_stderr"] is not None
             else "–",
-            f"{row['mcnemar_p']:.3g}",
+            f"{row['mcnemar_p']:.3g}" if compared["n"] else "–",
         ]
         for row in compared["filters"]
     ]

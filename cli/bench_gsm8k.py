@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from atom.bench.gsm8k.asked import asked_differently, data_set
 from atom.bench.gsm8k.compare import compared
 from atom.bench.gsm8k.fewshot import BUILT_IN, DEFAULT_SEED, SAMPLERS, FewShots
 from atom.bench.gsm8k.generate import GENERATORS, generate_problems
@@ -248,26 +248,23 @@ class _Afterwards:
 def _comparison(path: Path, base: Questions, run_dir: RunDirectory) -> dict[str, Any]:
     mine = read_questions(run_dir)
     rows = compared(base.results, mine.results)
+    left, right = RunDirectory.open(path).read_run_json(), run_dir.read_run_json()
     notes = []
-    worth = RunDirectory.open(path).read_run_json().get("validity")
-    if worth != Validity.VALID:
-        notes.append(f"A is no valid evidence: {worth or 'it did not come to its end'}")
-    left, right = _asked(RunDirectory.open(path)), _asked(run_dir)
-    differing = sorted(name for name in left.keys() | right.keys() if left.get(name) != right.get(name))
-    if differing:
-        notes.append(f"the two were not asked the same way: {', '.join(differing)}")
-    unpaired = len(base.results) + len(mine.results) - 2 * rows[0].n
-    if unpaired:
-        notes.append(f"{unpaired:,} questions are in one of the runs alone, and not compared")
+    if left.get("validity") != Validity.VALID:
+        notes.append(f"A is no valid evidence: {left.get('validity') or 'it did not come to its end'}")
+    if not rows[0].n:
+        notes.append(f"nothing to compare: {_why_nothing(base, mine, left, right)}")
+    else:
+        if differing := asked_differently(left["load"], right["load"]):
+            notes.append(f"the two were not asked the same way: {'; '.join(differing)}")
+        if unpaired := len(base.results) + len(mine.results) - 2 * rows[0].n:
+            notes.append(f"{unpaired:,} questions are in one of the runs alone, and not compared")
     return {"a": str(path), "n": rows[0].n, "filters": [row.as_dict() for row in rows], "notes": notes}
 
 
-def _asked(run_dir: RunDirectory) -> dict[str, Any]:
-    """How questions were put: what has to be the same for a difference to be the model's or the engine's."""
-    source = run_dir.read_run_json()["load"]["source"]
-    names = (
-        "prompt", "num_fewshot", "fewshot_examples", "fewshot_origin", "fewshot_sampler", "fewshot_seed",
-        "max_tokens", "sampling", "extra_body",
-    )  # fmt: skip
-    asked = {name: json.dumps(source.get(name), sort_keys=True) for name in names}
-    return {**asked, "model": json.dumps((run_dir.read_run_json()["load"]).get("model"))}
+def _why_nothing(a: Questions, b: Questions, left: dict[str, Any], right: dict[str, Any]) -> str:
+    without = [name for name, questions in (("A", a), ("B", b)) if not questions.results]
+    if without:
+        return f"no question of {' and of '.join(without)} can be scored"
+    sources = (run["load"]["source"] for run in (left, right))
+    return "other problems: " + ", ".join(f"{data_set(one)} in {name}" for one, name in zip(sources, "AB", strict=True))

@@ -41,8 +41,9 @@ class Paired:
         return math.sqrt(max(0.0, differ - sum_**2 / self.n) / (self.n - 1) / self.n)
 
     @property
-    def p(self) -> float:
-        return mcnemar_p(self.only_a, self.only_b)
+    def p(self) -> float | None:
+        """None over no question."""
+        return mcnemar_p(self.only_a, self.only_b) if self.n else None
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from atom.bench.gsm8k.load import KIND
+from atom.bench.gsm8k.problems import GSM8K
 from atom.bench.gsm8k.questions import questions_of
 from atom.bench.gsm8k.score import accuracies, accuracy_figures
 from atom.bench.gsm8k.speculation import speculation_of
@@ -17,11 +18,12 @@ from atom.bench.metrics import Figure
 from atom.bench.records import Outcome, RequestRecord
 from atom.bench.rundir import RunDirectory
 
-__all__ = ["COMPARISON_FILE", "HARNESS_FILE", "AccuracySection", "accuracy_section", "asks_word_problems"]
+__all__ = ["COMPARISON_FILE", "HARNESS_FILE", "UNSCORED", "AccuracySection", "accuracy_section", "asks_word_problems"]
 
 COMPARISON_FILE: Final = "accuracy/comparison.json"
 HARNESS_FILE: Final = "accuracy/lm_eval.json"
 """Written after the load; a summary takes them in as they are."""
+UNSCORED: Final = "{:,} records cannot be scored: they lack their text or the right answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,10 @@ class AccuracySection:
     figures: dict[str, Figure]
     reasons: list[str]
     """Why the accuracy is no valid evidence, beyond what holds for every load."""
+    damage: list[str]
+    """What of that can only be damage where the run was found valid once."""
+    title: str
+    """What was asked, as a title says it: a file in GSM8K's format may be GSM8K or not."""
 
 
 def asks_word_problems(load: Mapping[str, Any]) -> bool:
@@ -65,9 +71,9 @@ def accuracy_section(
         "harness": _written(run_dir.path / HARNESS_FILE),
     }
     reasons = [speculation.text] if speculation.state == "forced" else []
-    if questions.unscored:
-        reasons.append(f"{questions.unscored} records cannot be scored: they lack their text or the right answer")
-    return AccuracySection(content, accuracy_figures(questions, prefix), reasons)
+    damage = [UNSCORED.format(questions.unscored)] if questions.unscored else []
+    title = f"{GSM8K} format, {source.get('problems')}" if prefix == GSM8K else str(load.get("name"))
+    return AccuracySection(content, accuracy_figures(questions, prefix), [*reasons, *damage], damage, title)
 
 
 def _written(path: Path) -> dict[str, Any] | None:

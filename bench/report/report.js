@@ -39,7 +39,7 @@
   // ---- head
   const load = summary.load, server = summary.server;
   const kind = { "valid": "good", "not valid": "bad", "failed": "bad" }[summary.validity] || "warn";
-  const title = el("h1", { text: `${run.name || summary.title || "run"} · ${load.model || "?"}` }, el("span", { class: "badge " + kind, text: summary.validity }));
+  const title = el("h1", { text: `${(summary.accuracy ? null : run.name) || summary.title || "run"} · ${load.model || "?"}` }, el("span", { class: "badge " + kind, text: summary.validity }));
   if (server.executor) {
     const simulated = server.executor === "simulated";
     title.append(el("span", { class: "badge " + (simulated ? "warn" : "good"), text: simulated ? "simulated executor: no model was run" : server.executor + " executor" }));

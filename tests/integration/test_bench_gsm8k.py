@@ -138,7 +138,8 @@ def test_values_per_question_and_another_run_beside(tmp_path: Path, server: Serv
     base = ("bench", "gsm8k", "--base-url", server.url, "--dataset-path", str(problems), "--num-fewshot", "2")
     done = atom(tmp_path, *base, "--output-dir", "a", "--json", "a.json", "--junit", "a.xml")
     assert done.returncode == 0, done.stderr
-    assert "accuracy on questions.jsonl · 6 questions · 2-shot · temperature 0" in done.stdout
+    assert "accuracy on questions.jsonl (gsm8k format) · 6 questions · 2-shot · temperature 0" in done.stdout
+    assert "gsm8k format, questions.jsonl · C64 · 6 requests" in done.stdout
     assert "0.8333 ± 0.1667" in done.stdout
     assert "0.5000 ± 0.2236" in done.stdout
     assert "speculative decoding: not reported by the server" in done.stdout
@@ -172,9 +173,32 @@ def test_values_per_question_and_another_run_beside(tmp_path: Path, server: Serv
     assert "not asked the same way" not in other.stdout
     server.info = {"args": {"speculative_algorithm": "EAGLE"}}
     differing = atom(tmp_path, *base, "--limit", "3", "--output-dir", "c", "--compare", "a", "--fewshot-seed", "1")
-    assert "the two were not asked the same way: fewshot_seed" in differing.stdout
-    assert "speculative decoding: on by the server's settings, real acceptance" in differing.stdout
+    assert "the two were not asked the same way: --fewshot-seed 1234 in A, 1 in B" in differing.stdout
+    assert "speculative decoding: on by the server's settings; no counters say" in differing.stdout
     assert "3 questions are in one of the runs alone" in differing.stdout
+
+
+def test_two_runs_without_a_question_in_common(tmp_path: Path, server: Server, problems: Path) -> None:
+    base = ("bench", "gsm8k", "--base-url", server.url, "--limit", "2", "--num-fewshot", "0")
+    assert atom(tmp_path, *base, "--output-dir", "a").returncode == 0
+    done = atom(
+        tmp_path, *base, "--dataset-path", str(problems), "--compare", "a", "--output-dir", "b", "--markdown", "-"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "nothing to compare: other problems: synthetic-arithmetic (not GSM8K) in A, questions.jsonl" in done.stdout
+    assert "| strict-match | – | – | – | – | – | – |" in done.stdout
+
+
+def test_a_run_whose_texts_are_gone_says_so(tmp_path: Path, server: Server, problems: Path) -> None:
+    base = ("bench", "gsm8k", "--base-url", server.url, "--dataset-path", str(problems))
+    assert atom(tmp_path, *base, "--output-dir", "a").returncode == 0
+    path = tmp_path / "a" / "requests" / "0.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({**line, "text": None}) + "\n" for line in lines))
+    again = atom(tmp_path, "report", "a")
+    assert again.returncode == 4
+    assert again.stdout.count("6 records cannot be scored: they lack their text or the right answer") == 2
+    assert "NOT VALID: 6 records" in again.stdout
 
 
 def test_failed_requests_are_wrong_and_named(tmp_path: Path, server: Server, problems: Path) -> None:

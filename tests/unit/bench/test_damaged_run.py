@@ -20,7 +20,7 @@ from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.summary import summarize
 from atom.cli.get import get
 from atom.cli.render import bench_tables, markdown
-from atom.cli.server_side import server_side_figures
+from atom.cli.server_side import summed_up
 from atom.recipes.errors import UsageError
 
 MS = 1_000_000
@@ -117,7 +117,7 @@ def write(
 
 def everything(run_dir: RunDirectory) -> dict[str, Any]:
     """All that is made of a run directory."""
-    summary = summarize(run_dir, extra=server_side_figures(run_dir))
+    summary = summed_up(run_dir)
     write_report(run_dir, summary)
     markdown(bench_tables(summary))
     junit(summary)
@@ -179,7 +179,7 @@ def test_requests_that_are_gone_are_missed(tmp_path: Path) -> None:
     (run_dir.requests / "0.jsonl").unlink()
     summary = everything(run_dir)
     assert summary["validity"] == "not valid"
-    assert "requests/*.jsonl is missing: 4 requests were started" in summary["reasons"]
+    assert "requests/0.jsonl is missing: 4 requests were started" in summary["reasons"]
     fewer = everything(write(tmp_path / "fewer", [record(i) for i in range(3)]))
     assert fewer["validity"] == "not valid"
     assert any("started 4" in reason for reason in fewer["reasons"])
