@@ -3,7 +3,9 @@ pauses, by this project's client or by an installed AIPerf."""
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -46,6 +48,7 @@ SESSIONS, SCENARIO, GENERATOR = "Sessions", "Scenario", "Generated sessions"
 DEFAULT_SCENARIO: Final = "inferencex-agentx-mvp"
 CONTEXT_GAUGES: Final = "ATOM_METRICS_PER_REQUEST_CONTEXT"
 """Of servers that are started for the run: /metrics has the context of each request."""
+_NONCE_BYTES: Final = 4
 _CLIENTS: Final = (NATIVE, AIPERF)
 _FLAGS: Final = GenerateConfig()
 _GENERATE_ONLY: Final = ("sessions", "turns", "input_len", "output_len", "shared_prefix", "subagents", "block_size")
@@ -117,9 +120,11 @@ def aiperf_agentic(
         typer.Option(help=f"Where each session's marker goes: {', '.join(CacheBust)}.", rich_help_panel=LOAD),
     ] = str(CacheBust.FIRST_TURN_PREFIX),
     cache_bust_nonce: Annotated[
-        str,
-        typer.Option(help="Other markers, for a server that has seen this load before.", rich_help_panel=LOAD),
-    ] = "",
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="Goes into every marker; default: another one for each run.", rich_help_panel=LOAD
+        ),
+    ] = None,
     concurrency: Annotated[int, typer.Option(help="Sessions alive at once.", rich_help_panel=LOAD)] = 1,
     duration: Annotated[
         float,
@@ -236,6 +241,8 @@ def _check(given: dict[str, Any]) -> None:
         for name in _GENERATE_ONLY:
             if _is_given(given, f"generate_{name}"):
                 raise UsageError(f"--generate-{name.replace('_', '-')} is for --generate, which is not given")
+    if given["cache_bust_nonce"] is not None and given["cache_bust"] == CacheBust.NONE:
+        raise UsageError("--cache-bust-nonce goes into markers, and --cache-bust none has none: leave it out")
     (_check_native if given["client"] == NATIVE else _check_aiperf)(given)
     if not 0 < given["stats_interval"] < inf:
         raise UsageError(f"--stats-interval must be positive and finite, got {given['stats_interval']:g}")
@@ -276,7 +283,11 @@ def _check_native(given: dict[str, Any]) -> None:
 
 
 def _check_aiperf(given: dict[str, Any]) -> None:
-    for flag, value in (("--insecure", given["insecure"]), ("--save-detailed", given["save_detailed"])):
+    for flag, value in (
+        ("--insecure", given["insecure"]),
+        ("--save-detailed", given["save_detailed"]),
+        ("--cache-bust-nonce", given["cache_bust_nonce"] is not None),
+    ):
         if value:
             raise UsageError(f"{flag} is for --client native: AIPerf has nothing like it here")
 
@@ -287,7 +298,14 @@ def _is_given(given: dict[str, Any], name: str) -> bool:
 
 
 def _load(given: dict[str, Any]) -> LoadFactory:
-    traces = _traces(given)
+    nonce = given["cache_bust_nonce"]
+    if nonce is None:
+        marked = given["client"] == NATIVE and given["cache_bust"] != CacheBust.NONE
+        nonce = secrets.token_hex(_NONCE_BYTES) if marked else ""
+    return _factory(given, _traces(given), nonce)
+
+
+def _factory(given: dict[str, Any], traces: Traces, nonce: str) -> LoadFactory:
     scenario: Scenario | None = find_scenario(given["scenario"])
     plan = AgenticLoad(
         sessions=traces.sessions,
@@ -303,7 +321,7 @@ def _load(given: dict[str, Any]) -> LoadFactory:
         trace_idle_gap_cap=given["trace_idle_gap_cap"],
         system_idle_gap_cap=given["system_idle_gap_cap"],
         cache_bust=CacheBust(given["cache_bust"]),
-        nonce=given["cache_bust_nonce"],
+        nonce=nonce,
         vocab_size=given["vocab_size"],
         tokenizer=given["tokenizer"],
         ignore_eos=given["ignore_eos"],
@@ -318,6 +336,7 @@ def _load(given: dict[str, Any]) -> LoadFactory:
         client=given["client"],
         traces=_described(given),
         left_out=traces.left_out,
+        nonce_drawn=bool(nonce) and given["cache_bust_nonce"] is None,
     )
 
     def make(endpoint: Endpoint, target: Target | None) -> ScenarioLoad:
@@ -331,7 +350,13 @@ def _load(given: dict[str, Any]) -> LoadFactory:
 
     run = _aiperf(given, wrapped) if given["client"] == AIPERF else None
     return LoadFactory(
-        make=make, options=limits(given), workers=given["workers"], run=run, stats_interval=given["stats_interval"]
+        make=make,
+        options=limits(given),
+        workers=given["workers"],
+        run=run,
+        stats_interval=given["stats_interval"],
+        nonce=nonce,
+        with_nonce=partial(_factory, given, traces),
     )
 
 

@@ -84,6 +84,10 @@ class LoadFactory:
     """What runs it in place of this project's client."""
     stats_interval: float = PLAIN_PERIOD_S
     """Seconds between lines of progress where there is no terminal."""
+    nonce: str = ""
+    """Drawn for this run and part of its prompts."""
+    with_nonce: Callable[[str], LoadFactory] | None = None
+    """The same load with another one: every rank takes rank 0's. None: prompts have none."""
 
     def spec(self, name: str, endpoint: Endpoint, target: Target | None) -> LoadSpec:
         workload, processes = self.make(endpoint, target), self.workers * rank_count()
@@ -123,8 +127,10 @@ class LoadRunner:
 
     def spec_of(self, load: Mapping[str, Any]) -> LoadSpec:
         """The load that rank 0 means, made here."""
-        target = Target(**load["target"])
-        return self.load.spec(self.name, self.server.endpoint(load["base_url"], target.model), target)
+        target, factory = Target(**load["target"]), self.load
+        if factory.with_nonce is not None:
+            factory = factory.with_nonce(load["nonce"])
+        return factory.spec(self.name, self.server.endpoint(load["base_url"], target.model), target)
 
     def run(self, server: ServerUnderTest, run_dir: RunDirectory) -> LoadOutcome:
         choice = self.server
@@ -173,7 +179,12 @@ class LoadRunner:
             if self.load.run is not None:
                 return await self.load.run(spec, run_dir, progress, stop)
             if (lead := leader()) is not None:
-                load = {"base_url": spec.endpoint.base_url, "target": target.as_dict(), "variant": dict(self.variant)}
+                load = {
+                    "base_url": spec.endpoint.base_url,
+                    "target": target.as_dict(),
+                    "variant": dict(self.variant),
+                    "nonce": self.load.nonce,
+                }
                 here_only = self.server.recipe is not None
                 return await lead.run(spec, run_dir, progress, stop, load=load, here_only=here_only)
             if spec.shard.of == 1:

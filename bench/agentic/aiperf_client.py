@@ -13,7 +13,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from time import monotonic_ns
 from typing import Any, Final
 
 from atom.bench.agentic.aiperf_launch import VARIABLE
+from atom.bench.agentic.aiperf_process import AiperfProcess
 from atom.bench.agentic.aiperf_records import Imported, import_records
 from atom.bench.agentic.scenario_load import ScenarioLoad
 from atom.bench.aiperf_export import RECORDS_FILE
@@ -39,8 +39,6 @@ ARTIFACTS: Final = "aiperf"
 LAUNCH: Final = Path(__file__).with_name("aiperf_launch.py")
 LOG_FILE: Final = "aiperf.log"
 POLL_S: Final = 0.5
-STOP_GRACE_S: Final = 20.0
-"""After SIGINT, for its own export; then it is killed."""
 _NAMES_INTERPRETER: Final = ("#!", "'''exec' ")
 """How the first line of a script begins, or else its second."""
 _HELP_TIMEOUT_S: Final = 120.0
@@ -257,16 +255,8 @@ class AiperfClient:
         on_progress: OnProgress | None,
         stop: asyncio.Event,
     ) -> int:
-        """AIPerf to its end, or to ours: its whole process group is gone when this returns, however it does."""
-        with (folder / LOG_FILE).open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=env,
-                start_new_session=True,
-            )
+        """AIPerf to its end, or to ours: nothing of it is left when this returns, however it does."""
+        process = await AiperfProcess.start(command, env, folder / LOG_FILE)
         stopped = asyncio.ensure_future(stop.wait())
         ended = asyncio.ensure_future(process.wait())
         progress = _Watched(folder)
@@ -276,11 +266,11 @@ class AiperfClient:
                 if on_progress is not None:
                     on_progress(progress.look())
             if not ended.done():
-                _signal_group(process.pid, signal.SIGINT)
-                await asyncio.wait({ended}, timeout=STOP_GRACE_S)
+                process.stop()
+                await asyncio.wait({ended})
         finally:
             stopped.cancel()
-            _signal_group(process.pid, signal.SIGKILL)
+            process.kill()
             await asyncio.wait({ended})
         return ended.result()
 
@@ -289,11 +279,6 @@ def _environment() -> dict[str, str]:
     """Ours, without what would keep AIPerf from taking a tokenizer's directory (it asks the hub's cache instead)."""
     left_out = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     return {name: value for name, value in os.environ.items() if name not in left_out}
-
-
-def _signal_group(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
 
 
 def _hidden(spec: LoadSpec, load: ScenarioLoad) -> Pairs:

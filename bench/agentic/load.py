@@ -63,7 +63,7 @@ class AgenticLoad:
     of several, none would know whether the others' lanes are idle."""
     cache_bust: CacheBust = CacheBust.FIRST_TURN_PREFIX
     nonce: str = ""
-    """Goes into every marker: another value for a server that has seen this load before."""
+    """Goes into every marker: with another one, a server that has seen this load before knows none of its prompts."""
     vocab_size: int | None = None
     """Of the model, for prompts of token ids; None: a range inside every common vocabulary."""
     tokenizer: Path | None = None

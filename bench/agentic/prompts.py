@@ -40,6 +40,7 @@ __all__ = ["MARKER_TOKENS", "Message", "PromptMaker", "marker", "messages"]
 
 MARKER_TOKENS: Final = 8
 """Tokens of a marker in prompts of token ids: enough that no two are alike."""
+_MARKER_DIGITS: Final = 12
 _MARKERS: Final = 1
 _TAILS: Final = 2
 _MIN_WORDS: Final = 16
@@ -54,11 +55,15 @@ class Message(NamedTuple):
 
 
 def marker(load: AgenticLoad, number: int, session: Session) -> str | None:
-    """The text that sets session number `number` of a load apart, the same for its warm-up, its turns, its agents."""
+    """The text that sets session number `number` of a load apart, the same for its warm-up, its turns, its agents.
+
+    Of digits, which vocabularies take one by one or by three: every marker is as many tokens, so that another nonce
+    changes nothing else in a prompt.
+    """
     if load.cache_bust is CacheBust.NONE:
         return None
-    digest = hashlib.sha256(f"{load.nonce}:{load.seed}:{number}:{session.name}".encode()).hexdigest()
-    return f"[rid:{digest[:12]}]\n\n"
+    digest = hashlib.sha256(f"{load.nonce}:{load.seed}:{number}:{session.name}".encode()).digest()
+    return f"[rid:{int.from_bytes(digest[:8], 'big') % 10**_MARKER_DIGITS:0{_MARKER_DIGITS}}]\n\n"
 
 
 def messages(session: Session, agent: int, turn: int) -> list[Message]:

@@ -27,6 +27,8 @@ class ScenarioLoad:
     traces: Mapping[str, Any] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Why → how many recorded sessions are not replayed."""
+    nonce_drawn: bool = False
+    """For this run alone, not given."""
 
     def size(self) -> int | None:
         return self.load.size()
@@ -49,6 +51,8 @@ class ScenarioLoad:
             notes.append(f"{orphans:,} sub-agents were left out: recorded before any turn of their parent")
         damage = sum((Counter(session.damage) for session in load.sessions), Counter[Damage]())
         notes += [f"{count:,} recorded {'turn' if count == 1 else 'turns'} {what}" for what, count in damage.items()]
+        if self.nonce_drawn:
+            notes.append(f"markers are of this run alone: --cache-bust-nonce {load.nonce} gives the same prompts again")
         if self.client != "native" or load.api is not Api.CHAT:
             return notes
         if load.tokenizer is None:

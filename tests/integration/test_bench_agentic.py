@@ -89,6 +89,29 @@ def test_sessions_are_replayed_to_their_end(server: RunningServer, tmp_path: Pat
     assert 'class="timeline lanes"' in run_dir.report_html.read_text()
 
 
+def test_the_same_command_again_does_not_measure_the_cache(server: RunningServer, tmp_path: Path) -> None:
+    arguments = (*QUICK, "--endpoint-type", "completions", "--save-detailed")
+    runs = [bench(server, tmp_path / str(number), *arguments) for number in range(2)]
+    runs.append(bench(server, tmp_path / "again", *arguments, "--cache-bust-nonce", nonce_of(runs[0])))
+    assert len({nonce_of(run) for run in runs}) == 2
+    summaries = [run.read_summary() for run in runs]
+    for summary in summaries[:2]:
+        row = summary["agentic"]["all"]
+        assert row["realised_cached_share"] <= row["theoretical_cached_share"] + 0.01
+    assert summaries[2]["agentic"]["all"]["realised_cached_share"] > 0.9, "the nonce of before: the prompts of before"
+    assert any("the server had seen them before" in note for note in summaries[2]["notes"])
+    assert not any("the server had seen them before" in note for note in summaries[1]["notes"])
+    told = f"--cache-bust-nonce {nonce_of(runs[1])} gives the same prompts again"
+    assert [any(told in note for note in summary["notes"]) for summary in summaries] == [False, True, False]
+
+
+def nonce_of(run_dir: RunDirectory) -> str:
+    nonce = run_dir.read_run_json()["load"]["nonce"]
+    assert isinstance(nonce, str)
+    assert nonce
+    return nonce
+
+
 def test_turns_of_an_agent_come_one_after_the_other_and_sub_agents_after_their_turn(
     server: RunningServer, tmp_path: Path
 ) -> None:
@@ -176,13 +199,15 @@ import json, os, pathlib, subprocess, sys, time
 if "--version" in sys.argv:
     print("9.9"); sys.exit()
 if "--help" in sys.argv:
-    print("--benchmark-grace-period --trace-idle-gap-cap-seconds --system-idle-gap-cap-seconds --cache-bust")
+    print("--endpoint-type --benchmark-grace-period --cache-bust")
+    print("--trace-idle-gap-cap-seconds --system-idle-gap-cap-seconds")
     sys.exit()
 def option(name): return sys.argv[sys.argv.index(name) + 1]
 folder = pathlib.Path(option("--output-artifact-dir"))
 traces = sorted(pathlib.Path(option("--input-file")).iterdir())
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 (folder / "child.pid").write_text(str(child.pid))
+(folder / "main.pid").write_text(str(os.getpid()))
 def line(turn):
     trace, now = json.loads(traces[0].read_text())["id"], time.time_ns()
     meta = dict(session_num=0, x_correlation_id="r", root_correlation_id="r", conversation_id=trace, turn_index=turn,
@@ -261,6 +286,18 @@ def test_interrupted_no_process_of_aiperf_is_left(server: RunningServer, tmp_pat
     run_dir = RunDirectory.open(tmp_path / "run")
     assert run_dir.read_run_json()["validity"] == "interrupted"
     assert len(list(read_records(run_dir))) == 3
+
+
+def test_killed_it_leaves_no_aiperf_behind(server: RunningServer, tmp_path: Path) -> None:
+    """AIPerf loaded the server for the rest of its half hour."""
+    process = start(tmp_path, server, *by_aiperf(tmp_path, "hangs"))
+    exported = tmp_path / "run" / "aiperf" / "profile_export.jsonl"
+    until(lambda: process.poll() is not None or (exported.exists() and exported.read_bytes().count(b"\n") == 3))
+    main, child = (int((tmp_path / "run" / "aiperf" / f"{name}.pid").read_text()) for name in ("main", "child"))
+    process.kill()
+    process.communicate(timeout=60)
+    for pid in (main, child):
+        until(lambda pid=pid: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
 # AIPerf itself

@@ -189,6 +189,26 @@ def test_ranks_send_what_one_process_sends(tmp_path: Path, port: str, mpiexec: s
     assert by_index(one) == by_index(two)
 
 
+def test_ranks_put_the_marker_of_one_nonce_into_their_sessions(tmp_path: Path, port: str, mpiexec: str) -> None:
+    """Each rank would draw one of its own: rank 0's counts, and is what run.json says."""
+    sessions = "--generate --generate-sessions 4 --generate-turns 3 --generate-input-len 200 --generate-output-len 2"
+    options = "--concurrency 4 --num-sessions 4 --duration 60 --scenario none --endpoint-type completions"
+    gaps = "--system-idle-gap-cap-seconds none --trace-idle-gap-cap-seconds 0.01 --generate-block-size 4"
+    command = [*COMMAND[:-1], "aiperf-agentic", "--port", port, *f"{sessions} {options} {gaps}".split(), "--quiet"]
+
+    def markers(name: str, *command: str) -> tuple[str, dict[str, str]]:
+        status, _, errors = finish(start(tmp_path, *command, "--output-dir", name))
+        assert status in (0, 4), errors
+        run_dir = RunDirectory.open(tmp_path / name)
+        tags = [record.tags or {} for record in read_records(run_dir, None)]
+        return run_dir.read_run_json()["load"]["nonce"], {tag["root"]: tag["marker"] for tag in tags}
+
+    nonce, two = markers("two", mpiexec, "-n", "2", *command)
+    assert len(set(two.values())) == 4
+    assert markers("one", *command, "--cache-bust-nonce", nonce) == (nonce, two)
+    assert markers("other", *command)[0] != nonce
+
+
 def test_error_of_a_job_is_said_once(tmp_path: Path, port: str, mpiexec: str) -> None:
     wrong = start(tmp_path, mpiexec, "-n", "3", *COMMAND, "--port", port, "--num-prompts", "0", "--output-dir", "run")
     status, output, errors = finish(wrong)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,24 @@ def test_seed_scope_and_nonce_make_other_prompts_and_nothing_else_does() -> None
     assert common(*shared) == 2 * SIZE, "blocks of one scope; the rest is each session's own"
     x = session("x", "x")
     assert marker(load(x), 0, x) != marker(load(x, nonce="again"), 0, x) != marker(load(x), 1, x)
+
+
+def test_a_nonce_changes_a_chat_s_marker_and_nothing_else() -> None:
+    """Markers of hexadecimal digits were of 7 to 12 tokens, and a message has as many words fewer."""
+    turns = (Turn(60, 3, 0, np.array([1, 2, 3]), 0, 1),)
+    session = Session("trace", SIZE, "trace", (Agent("a", 0, None, 0, turns),))
+
+    def texts(nonce: str) -> tuple[str, str]:
+        made = load(session, Api.CHAT, nonce=nonce)
+        mark = marker(made, 0, session)
+        assert mark is not None
+        assert re.fullmatch(r"\[rid:\d{12}\]\n\n", mark)
+        (message,) = json.loads(maker(made).body(session, 0, 0, mark, 7))["messages"]
+        return mark, message["content"].removeprefix(mark)
+
+    seen = [texts(str(nonce)) for nonce in range(20)]
+    assert len({mark for mark, _ in seen}) == 20
+    assert len({rest for _, rest in seen}) == 1
 
 
 @settings(max_examples=20)

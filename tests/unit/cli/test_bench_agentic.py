@@ -60,6 +60,11 @@ OPEN = ("--unsafe-override", "--system-idle-gap-cap-seconds", "none")
             ["--generate", "--workers", "2", "--concurrency", "2"],
             "--system-idle-gap-cap-seconds 10: whether all sessions are idle is seen by",
         ),
+        (["--generate", "--client", "aiperf", "--cache-bust-nonce", ""], "--cache-bust-nonce is for --client native"),
+        (
+            ["--generate", "--unsafe-override", "--cache-bust", "none", "--cache-bust-nonce", "x"],
+            "--cache-bust-nonce goes into markers, and --cache-bust none has none",
+        ),
         (["--generate", "--scenario", "x"], "--scenario must be one of"),
         (["--generate", "--stats-interval", "0"], "--stats-interval must be positive"),
         (["--generate", "--warmup-grace-period", "-1"], "--warmup-grace-period must not be negative"),
