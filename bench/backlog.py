@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from atom.bench.records import RequestRecord
+from atom.bench.records import Outcome, RequestRecord
 
 __all__ = ["Backlog", "backlog"]
 
@@ -27,7 +27,12 @@ SETTLED: Final = 2.0
 """The first half has to last this many times as long as a request takes, or the queue was still filling up."""
 RISING: Final = 3.0
 """Unless requests of the last quarter took this many times as long as those of the first: where nothing keeps up they
-take seven times as long, where a queue only fills up they take the same."""
+take seven times as long, where a queue only fills up they take the same. Or than requests took at a rate that the
+server kept up with."""
+LEAST_SERVED: Final = 0.5
+"""Completed requests per second ÷ arrived ones. Less is no keeping up, whatever the queue looks like."""
+MOST: Final = 0.9
+"""Of the completed requests: a few that take very long are no reason to call all of them slow."""
 
 Times = npt.NDArray[np.int64]
 
@@ -45,9 +50,12 @@ class Backlog:
     detail: str
 
 
-def backlog(records: Sequence[RequestRecord]) -> Backlog | None:
+def backlog(records: Sequence[RequestRecord], *, calm_s: float | None = None) -> Backlog | None:
     """None where there was no schedule. Counts from when the schedule wanted a request sent, so that what waits in the
-    client for a slot of `--max-concurrency` is part of the backlog, and failed requests have left it."""
+    client for a slot of `--max-concurrency` is part of the backlog, and failed requests have left it.
+
+    `calm_s`: what a request takes at a rate that the server kept up with. A schedule that is short beside its requests
+    never shows that a server keeps up; that it does not, if they take far longer than such a one."""
     ended = [r for r in records if r.scheduled_ns is not None and r.end_ns is not None]
     if not ended:
         return None
@@ -66,12 +74,29 @@ def backlog(records: Sequence[RequestRecord]) -> Backlog | None:
         f"in the second half {arrived:,.2f} req/s arrived and {finished:,.2f} ended; {before} were open in the middle, "
         f"{after} at the last arrival"
     )
+    served = _served(ended, start, last)
+    slow = served is not None and served < LEAST_SERVED
+    if slow:
+        detail = f"{detail}; {served:.0%} of the rate was completed"
     takes_s, later_s = _quarter_s(ended, start, last, 0), _quarter_s(ended, start, last, 3)
-    if half_s < SETTLED * takes_s and later_s < RISING * takes_s:
-        short = f"requests take {takes_s:.3g} s, half of the schedule {half_s:.3g} s: too short to tell"
-        return Backlog(None, arrived, finished, growth, f"{detail}; {short}")
     limit = max(MAX_GROWTH * arrivals, SIGMAS * math.sqrt(max(0, before) + max(0, after)))
-    return Backlog(growth <= limit, arrived, finished, growth, detail)
+    behind = slow or growth > limit
+    short = half_s < SETTLED * takes_s
+    rising = later_s >= RISING * (takes_s if calm_s is None else min(takes_s, calm_s))
+    if short and not (behind and rising):
+        why = f"requests take {takes_s:.3g} s, half of the schedule {half_s:.3g} s: too short to tell"
+        why += f", --num-prompts {math.ceil(len(ended) * SETTLED * takes_s / half_s)} may do"
+        return Backlog(None, arrived, finished, growth, f"{detail}; {why}")
+    return Backlog(not behind, arrived, finished, growth, detail)
+
+
+def _served(ended: Sequence[RequestRecord], start: int, last: int) -> float | None:
+    """Rate of completion ÷ rate of arrival, from the first arrival to the end of nearly all that was completed."""
+    ends = sorted(r.end_ns for r in ended if r.outcome == Outcome.COMPLETED and r.end_ns is not None)
+    if not ends:
+        return None
+    count = max(1, int(MOST * len(ends)))
+    return count / max(1, ends[count - 1] - start) * (last - start) / len(ended)
 
 
 def _until(times: Times, moment: int) -> int:

@@ -24,6 +24,8 @@ __all__ = [
     "Point",
     "State",
     "Swept",
+    "arrival_seconds",
+    "calm_seconds",
     "conclude",
     "judge_point",
     "latest",
@@ -34,6 +36,11 @@ __all__ = [
 
 PLATEAU: Final = 0.05
 """Without an objective, concurrency is doubled until that gains less than this share of throughput."""
+SECONDS_OF_ARRIVALS: Final = 30.0
+TIMES_A_REQUEST: Final = 8.0
+"""So many times what a request takes: a schedule that tells whether the server keeps up takes four times as long at
+least (`bench/backlog.py`)."""
+MOST_SECONDS_OF_ARRIVALS: Final = 600.0
 DEFAULT_MOST: Final[Mapping[str, float]] = {"max_concurrency": 4096, "request_rate": 100_000}
 
 
@@ -63,7 +70,8 @@ class State(StrEnum):
     BROKEN = "broken"
     """An objective is not met, the server does not keep up with the rate, or too many requests failed."""
     UNKNOWN = "not known"
-    """No valid evidence: a saturated client, an objective on what was not measured."""
+    """No valid evidence: a saturated client, an objective on what was not measured, a schedule too short to tell
+    whether the server keeps up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +94,15 @@ class Point:
     state: State
     why: str
     """Why not `met`, in a few words; empty if it is."""
+
+    @property
+    def verdict(self) -> str:
+        """The state in a table's words."""
+        valid = self.validity is Validity.VALID
+        if self.state is State.UNKNOWN:
+            return "unknown" if valid else str(self.validity).upper()
+        word = "yes" if self.state is State.MET else "no"
+        return word if valid else f"{word} ({str(self.validity).upper()})"
 
     def figure(self, name: str) -> float | None:
         value = self.figures.get(name, {}).get("value")
@@ -119,7 +136,24 @@ def judge_point(
     missing = [one.objective for one in results if one.met is None]
     if missing:
         return State.UNKNOWN, f"not measured: {', '.join(missing)}", results
+    if pressure is not None and pressure.keeps_up is None:
+        return State.UNKNOWN, f"whether the server keeps up is not known: {pressure.detail}", results
     return State.MET, "", results
+
+
+def calm_seconds(points: Sequence[Point]) -> float | None:
+    """What a request takes at the lowest point that the server kept up with, in seconds."""
+    calm = min((point for point in points if point.keeps_up), key=lambda point: point.value, default=None)
+    took_ms = None if calm is None else calm.figure("median_e2el_ms")
+    return None if took_ms is None else took_ms / 1000
+
+
+def arrival_seconds(points: Sequence[Point]) -> float:
+    """How long the next point of a rate has to last so that it can tell whether the server keeps up: by what requests
+    took at the point before."""
+    took_ms = points[-1].figure("median_e2el_ms") if points and points[-1].state is not State.BROKEN else None
+    wanted = TIMES_A_REQUEST * (took_ms or 0.0) / 1000
+    return min(max(SECONDS_OF_ARRIVALS, wanted), MOST_SECONDS_OF_ARRIVALS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +166,8 @@ class Plan:
     """In this order; empty: a search."""
     start: float = 1.0
     most: float = DEFAULT_MOST["max_concurrency"]
+    most_why: str = ""
+    """Why an open search ends there, if what lies above cannot be measured."""
     resolution: float = 0.1
     """The search ends when limit and broken value are this share apart, or neighbours."""
     max_points: int = 20
@@ -323,6 +359,8 @@ def _gate(plan: Plan, knee: Knee | None, fail_below: float, status: ExitStatus, 
 
 def _notes(plan: Plan, ordered: Sequence[Point]) -> list[str]:
     notes = []
+    if plan.most_why:
+        notes.append(f"the search ends at {plan.swept.show(plan.most)}: {plan.most_why}")
     if ordered and plan.judged and all(point.state is State.MET for point in ordered):
         notes.append(f"nothing is too much up to {plan.swept.show(ordered[-1].value)}: the limit lies above")
     first = next((i for i, point in enumerate(ordered) if point.state is State.BROKEN), len(ordered))
@@ -364,6 +402,7 @@ def _by_curvature(plan: Plan, ordered: Sequence[Point]) -> tuple[Knee | None, st
         (point.value, latency, throughput)
         for point in ordered
         if point.validity is Validity.VALID
+        and point.state is not State.UNKNOWN
         and (latency := point.figure("median_e2el_ms")) is not None
         and (throughput := point.figure("output_throughput")) is not None
     ]

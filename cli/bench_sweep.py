@@ -44,7 +44,6 @@ EXAMPLES: Final = (
 )
 LEAST_PROMPTS: Final = 100
 PROMPTS_PER_SLOT: Final = 10
-SECONDS_OF_ARRIVALS: Final = 30.0
 _NOT_THE_LOAD: Final = frozenset(
     (
         *("ctx", "resume", "cooldown", "output_dir", "json_path", "markdown", "junit", "save_result", "save_detailed"),
@@ -112,7 +111,8 @@ def sweep(
     num_prompts: Annotated[
         int | None,
         typer.Option(
-            help="Requests of each point; default: ten per slot, or 30 s (--duration) of arrivals, 100 at least.",
+            help="Requests of each point; default: ten per slot, or 30 s (--duration) of arrivals, more where requests "
+            "take long, 100 at least.",
             rich_help_panel=LOAD,
         ),
     ] = None,
@@ -155,8 +155,8 @@ def _sweep(given: Given) -> int:
     check_address(given)
     launch = launch_options(given)
 
-    def point(value: float, seed: int) -> LoadFactory:
-        fields = _point_options(given, plan.swept, value, seed)
+    def point(value: float, seed: int, arrivals_s: float) -> LoadFactory:
+        fields = _point_options(given, plan.swept, value, seed, arrivals_s)
         check_numbers(fields)
         check_prompt_tokens(fields)
         return random_load(fields)
@@ -166,6 +166,7 @@ def _sweep(given: Given) -> int:
     return SweepRun(
         server=server_choice(given, launch),
         load=point,
+        wanted=plan.values or ((plan.start, plan.most) if _is_closed(given, plan.swept) else (plan.start,)),
         index=SweepIndex(
             plan=plan,
             objectives=objectives,
@@ -225,11 +226,17 @@ def _swept(concurrency: str | None, rate: str) -> Swept:
     return Swept.CONCURRENCY
 
 
+def _is_closed(given: Given, swept: Swept) -> bool:
+    """Whether the search says where it ends."""
+    text: str = given[swept.value]
+    return text.strip().startswith("auto") and "-" in text
+
+
 def _is_several(text: str) -> bool:
     return "," in text or text.strip().startswith("auto")
 
 
-def _point_options(given: Given, swept: Swept, value: float, seed: int) -> Given:
+def _point_options(given: Given, swept: Swept, value: float, seed: int, arrivals_s: float) -> Given:
     """The options of `atom bench random` for one point."""
     point = {**given, "seed": seed}
     if swept is Swept.CONCURRENCY:
@@ -238,7 +245,7 @@ def _point_options(given: Given, swept: Swept, value: float, seed: int) -> Given
     else:
         point["request_rate"] = repr(value)
         point["max_concurrency"] = _limit(given["max_concurrency"])
-        prompts = math.ceil(value * (given["duration"] or SECONDS_OF_ARRIVALS))
+        prompts = math.ceil(value * (given["duration"] or arrivals_s))
     if given["num_prompts"] is None:
         point["num_prompts"] = max(LEAST_PROMPTS, prompts)
     elif swept is Swept.CONCURRENCY and given["num_prompts"] < value:

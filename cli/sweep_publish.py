@@ -124,7 +124,7 @@ def sweep_tables(run_dir: RunDirectory, index: SweepIndex, conclusion: Conclusio
         names = ("request_throughput", "output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms")
         cells = [_cell(point, name) for name in (*names, "p99_itl_ms", *(["request_goodput"] if goodput else []))]
         mark = " ← knee" if knee is not None and point.value == knee.value else ""
-        rows.append([swept.show(point.value) + mark, *cells, _verdict(point)])
+        rows.append([swept.show(point.value) + mark, *cells, point.verdict])
     return [Table(_title(run_dir, index), columns, rows, _notes(index, conclusion), text_columns=(len(columns) - 1,))]
 
 
@@ -155,12 +155,6 @@ def ordered(index: SweepIndex) -> list[Point]:
     return sorted(latest(index.points), key=lambda point: point.value)
 
 
-def _verdict(point: Point) -> str:
-    if point.state is State.MET:
-        return "yes"
-    return "NOT VALID" if point.state is State.UNKNOWN else "no"
-
-
 def _notes(index: SweepIndex, conclusion: Conclusion) -> list[str]:
     swept, knee = index.plan.swept, conclusion.knee
     notes = _troubles(index, conclusion)
@@ -171,8 +165,6 @@ def _notes(index: SweepIndex, conclusion: Conclusion) -> list[str]:
     for point in ordered(index):
         if point.why and not any(point.why in note for note in notes):
             notes.append(f"{swept.show(point.value)}: {point.why}")
-        elif point.keeps_up is None and point.backlog is not None:
-            notes.append(f"{swept.show(point.value)}: whether the server keeps up is not known: {point.backlog}")
     for value in sorted({p.value for p in index.points if p not in latest(index.points)}):
         notes.append(f"{swept.show(value)} was measured again: the first time was no valid evidence")
     notes += conclusion.notes

@@ -4,12 +4,13 @@ with a run directory of its own. Which point comes next is `bench/sweep.py`."""
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,18 @@ from atom.bench.records import read_records
 from atom.bench.report.page import write_report
 from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.runner import LoadOutcome
-from atom.bench.sweep import Conclusion, Point, State, conclude, judge_point, point_label, point_seed
+from atom.bench.sweep import (
+    SECONDS_OF_ARRIVALS,
+    Conclusion,
+    Point,
+    State,
+    arrival_seconds,
+    calm_seconds,
+    conclude,
+    judge_point,
+    point_label,
+    point_seed,
+)
 from atom.bench.sweep_index import SweepIndex
 from atom.bench.worker_messages import merge_outcomes
 from atom.cli.load_run import LoadFactory, LoadRunner, ServerChoice
@@ -54,8 +66,10 @@ class SweepRun:
     """Use once."""
 
     server: ServerChoice
-    load: Callable[[float, int], LoadFactory]
-    """The load of a point, by its value and its seed."""
+    load: Callable[[float, int, float], LoadFactory]
+    """The load of a point, by its value, its seed and, for a rate, the seconds of arrivals."""
+    wanted: Sequence[float]
+    """Values that must be possible, or nothing starts."""
     index: SweepIndex
     output: Output
     seed: int
@@ -74,10 +88,10 @@ class SweepRun:
         """Everything, to the exit status."""
         self._check_loads()
         if follows():
-            return follow(lambda load: self._runner(load["variant"]["value"], load["variant"]["seed"]).spec_of(load))
+            return follow(lambda load: self._runner(**load["variant"]).spec_of(load))
         recipe = resolve_recipe(self.server.recipe) if self.server.recipe is not None else None
         place = self._open()
-        if self.index.plan.next(self.index.points) is None:  # nothing is left of a sweep that is resumed
+        if self._next() is None:  # nothing is left of a sweep that is resumed
             return self._finish("done")
         try:
             self._begin()
@@ -114,8 +128,8 @@ class SweepRun:
     def _check_loads(self) -> None:
         """UsageError for a load that cannot be, before any server starts."""
         plan = self.index.plan
-        for value in plan.values or (plan.start,):
-            self._runner(value, point_seed(self.seed, plan.swept, value, 1)).check()
+        for value in self.wanted:
+            self._runner(value, point_seed(self.seed, plan.swept, value, 1), SECONDS_OF_ARRIVALS).check()
 
     def _open(self) -> RunPlace | None:
         """A new directory, or the one that is resumed."""
@@ -128,7 +142,7 @@ class SweepRun:
         if (difference := before.difference(self.index.options)) is not None:
             raise UsageError(f"--resume {self.resume}: {difference}; a sweep goes on with the options it began with")
         self.index.points = [point for point in before.points if self._is_sealed(point)]
-        self.index.sessions = before.sessions
+        self.index.plan, self.index.sessions = before.plan, before.sessions
         return None
 
     def _is_sealed(self, point: Point) -> bool:
@@ -150,13 +164,26 @@ class SweepRun:
     def _points(self, server: ServerUnderTest) -> LoadOutcome:
         """One load after the other, until the plan has no more, or the sweep is ended."""
         outcomes: list[LoadOutcome] = []
-        while (value := self.index.plan.next(self.index.points)) is not None:
+        while (value := self._next()) is not None:
             if outcomes:
                 time.sleep(self.cooldown_s)
             outcomes.append(self._measure(server, value))
             if self._ended_by is not None or server.dead:
                 break
         return merge_outcomes(outcomes)
+
+    def _next(self) -> float | None:
+        """The value to measure. An open search that comes to a load that cannot be ends at the highest one so far."""
+        index = self.index
+        value = index.plan.next(index.points)
+        highest = max((point.value for point in index.points), default=math.inf)
+        if value is None or value <= highest:
+            return value
+        try:
+            self._runner(value, 0, arrival_seconds(index.points))
+        except UsageError as error:
+            index.plan = replace(index.plan, most=highest, most_why=str(error))
+        return index.plan.next(index.points)
 
     def _measure(self, server: ServerUnderTest, value: float) -> LoadOutcome:
         """One point, to its entry in sweep.json. One that is broken off gets none."""
@@ -166,7 +193,7 @@ class SweepRun:
         while (run_dir.arms / label / f"run-{attempt}").exists():
             attempt += 1
         seed = point_seed(self.seed, swept, value, attempt)
-        runner = self._runner(value, seed)
+        runner = self._runner(value, seed, arrival_seconds(self.index.points))
         point_dir = self._point_directory(label, attempt)
         try:
             outcome = runner.run(server, point_dir)
@@ -187,14 +214,14 @@ class SweepRun:
             self._add(point_dir, summary, value, attempt, seed)
         return outcome
 
-    def _runner(self, value: float, seed: int) -> LoadRunner:
+    def _runner(self, value: float, seed: int, arrivals_s: float) -> LoadRunner:
         return LoadRunner(
             name="sweep",
             server=self.server,
-            load=self.load(value, seed),
+            load=self.load(value, seed, arrivals_s),
             line=self._line,
             quiet=self.output.quiet,
-            variant={"value": value, "seed": seed},
+            variant={"value": value, "seed": seed, "arrivals_s": arrivals_s},
         )
 
     def _point_directory(self, label: str, attempt: int) -> RunDirectory:
@@ -222,7 +249,7 @@ class SweepRun:
 
     def _add(self, point_dir: RunDirectory, summary: dict[str, Any], value: float, attempt: int, seed: int) -> None:
         index = self.index
-        pressure = backlog(list(read_records(point_dir)))
+        pressure = backlog(list(read_records(point_dir)), calm_s=calm_seconds(index.points))
         state, why, results = judge_point(summary, index.objectives, pressure)
         kept = _FIGURES | {one.figure for one in index.objectives}
         fields = ("value", "unit", "n", "definition", "supported")

@@ -154,11 +154,10 @@ def _table(index: SweepIndex, conclusion: Conclusion) -> str:
         knee = _is_knee(conclusion, point)
         cells = "".join(f'<td class="num">{escape(_cell(point, name))}</td>' for name, _ in columns)
         directory = escape(point.directory)
-        verdict = {State.MET: "yes", State.BROKEN: "no", State.UNKNOWN: "NOT VALID"}[point.state]
         rows.append(
             f'<tr class="{"knee" if knee else ""}"><td class="key"><a href="{directory}/report.html">'
             f"{escape(index.plan.swept.show(point.value))}</a>{' ← knee' if knee else ''}</td>{cells}"
-            f"<td>{escape(verdict)}</td></tr>"
+            f"<td>{escape(point.verdict)}</td></tr>"
         )
     met = "SLO met" if index.objectives else "within limits"
     return (

@@ -177,6 +177,7 @@ def test_interrupted_sweep_shows_the_points_it_has(tmp_path: Path, port: str, nu
         ("--max-concurrency 1,2 --request-rate 1,2", "both a list"),
         ("--max-concurrency 1,2 --slo p99_tfft_ms<=5", "did you mean"),
         ("--max-concurrency 1,64 --num-prompts 20", "cannot fill --max-concurrency 64"),
+        ("--max-concurrency auto:1-64 --num-prompts 60", "cannot fill --max-concurrency 64"),
         ("--max-concurrency 1,2 --resume nowhere", "no run directory"),
         ("--max-concurrency auto --continue", "--continue is for a list"),
         ("--max-concurrency 1,2 --percentile-metrics ttft", "every point of a sweep has all"),
@@ -188,3 +189,32 @@ def test_wrong_usage_is_one_line_before_anything_runs(tmp_path: Path, port: str,
     assert message in errors
     assert errors.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_open_search_ends_with_its_tables_where_the_requests_do_not_reach(tmp_path: Path, port: str) -> None:
+    load = LOAD.replace("20", "6")
+    arguments = f"--max-concurrency auto:2 --slo error_rate<=1% --json out.json --junit out.xml --output-dir run {load}"
+    status, _, errors = run(tmp_path, port, arguments)
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["ended"] == "done"
+    assert (tmp_path / "out.xml").is_file()
+    assert (tmp_path / "run" / "summary.json").is_file()
+    if status == 4:  # a machine too busy for evidence says so
+        return
+    assert status == 0, errors
+    assert result["knee"]["value"] == 4
+    assert "the search ends at C4: --num-prompts 6 cannot fill --max-concurrency 8" in result["notes"]
+    status, _, errors = run(tmp_path, port, f"{arguments.replace('--output-dir', '--resume')}")
+    assert status == 0, errors
+    assert index_of(tmp_path / "run")["points"] == result["points"]
+
+
+def test_rate_of_which_too_few_requests_tell_nothing_is_no_knee(tmp_path: Path, port: str) -> None:
+    """Requests take 0.3 s, a schedule of 150 at 2,000 a second 75 ms."""
+    load = "--random-input-len 8 --random-output-len 60 --num-prompts 150 --cooldown 0"
+    arguments = f"--request-rate 2000 --slo p50_e2el_ms<=60s --fail-below 900 --json out.json --output-dir run {load}"
+    status, _, errors = run(tmp_path, port, arguments)
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["knee"] is None
+    assert status in (3, 4), errors
+    assert {point["state"] for point in result["points"]} <= {"not known", "broken"}
