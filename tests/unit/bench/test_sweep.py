@@ -389,7 +389,7 @@ def test_point_of_which_it_is_not_known_whether_the_server_keeps_up_is_neither_k
     assert state is State.UNKNOWN
     assert why.startswith("whether the server keeps up is not known")
     plan = parse_plan(Swept.RATE, "auto:20-2000", resolution=0.1, max_points=20, go_on=False, judged=True)
-    unknown = {"state": state, "validity": Validity.VALID}
+    unknown: dict[str, Any] = {"state": state, "validity": Validity.VALID}
     points = [point(1000, keeps_up=True), point(2000, **unknown), point(2000, attempt=2, **unknown)]
     assert plan.next(points) is None
     assert [p.verdict for p in points] == ["yes", "unknown", "unknown"]
