@@ -298,7 +298,7 @@ def queue(rate: float, capacity: float, seconds: float, seed: int) -> list[Reque
     now, free, records = 0.0, 0.0, []
     while (now := now + rng.expovariate(rate)) < seconds:
         free = max(free, now) + 1 / capacity
-        times = {"scheduled_ns": int(now * 1e9), "sent_ns": int(now * 1e9), "end_ns": int(free * 1e9)}
+        times: dict[str, Any] = {"scheduled_ns": int(now * 1e9), "sent_ns": int(now * 1e9), "end_ns": int(free * 1e9)}
         records.append(RequestRecord(index=len(records), outcome="completed", **times))
     return records
 
