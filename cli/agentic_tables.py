@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from atom.cli.render import Table, count, number, percent
+from atom.cli.render import UNSUPPORTED, Table, count, number, percent
 
 __all__ = ["agentic_tables"]
 
 _COLUMNS: Final = (
-    "req",
-    "input\n(tok)",
-    "output\n(tok)",
-    "TTFT p50\n(ms)",
-    "TTFT p99\n(ms)",
-    "TPOT p50\n(ms)",
-    "inter-\nactivity",
-    "cached:\ntheory",
-    "cached:\nreal",
+    *("req", "in", "out", "p50\n(ms)", "p99\n(ms)"),
+    *("inter-\nactiv-\nity", "theory\n(%)", "real\n(%)"),
 )
+"""Few and short: with six digits each they fit into 80 cells."""
+_GROUPS: Final = (("", 1), ("tokens", 2), ("TTFT", 2), ("", 1), ("cached", 2))
+_NOTE: Final = f"{UNSUPPORTED} fewer than 10 samples lie beyond this quantile: not supported by n"
 
 
 def agentic_tables(summary: Mapping[str, Any]) -> list[Table]:
@@ -27,13 +23,18 @@ def agentic_tables(summary: Mapping[str, Any]) -> list[Table]:
     section = summary.get("agentic")
     if section is None:
         return []
-    tables = [
-        Table("by turn of its agent", ("turns", *_COLUMNS), [[_turns(row), *_cells(row)] for row in section["by_turn"]])
-    ]
+    turns = [[_turns(row), *_cells(row)] for row in section["by_turn"]]
     depths = [[_depth(row["depth"]), *_cells(row)] for row in section["by_depth"]]
-    tables.append(Table("by depth of the agent", ("agent", *_COLUMNS), [*depths, ["all", *_cells(section["all"])]]))
-    tables.append(_sessions(summary["figures"], section))
-    return tables
+    depths.append(["all", *_cells(section["all"])])
+    return [
+        Table("by turn of its agent", ("turns", *_COLUMNS), turns, groups=_GROUPS),
+        Table("by depth of the agent", ("agent", *_COLUMNS), depths, _marks([*turns, *depths]), groups=_GROUPS),
+        _sessions(summary["figures"], section),
+    ]
+
+
+def _marks(rows: Sequence[Sequence[str]]) -> Sequence[str]:
+    return (_NOTE,) if any(UNSUPPORTED in cell for row in rows for cell in row) else ()
 
 
 def _turns(row: Mapping[str, Any]) -> str:
@@ -42,24 +43,29 @@ def _turns(row: Mapping[str, Any]) -> str:
 
 
 def _depth(depth: int) -> str:
-    return "main" if depth == 0 else "sub-agent" if depth == 1 else f"depth {depth}"
+    return "main" if depth == 0 else "sub" if depth == 1 else f"depth {depth}"
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    p99 = number(row["p99_ttft_ms"])
-    if row["p99_ttft_ms"] is not None and not row["p99_ttft_supported"]:
-        p99 += " †"
     return [
         count(row["requests"]),
-        number(row["mean_input_tokens"]),
+        number(row["mean_input_tokens"], 3),
         number(row["mean_output_tokens"], 3),
-        number(row["median_ttft_ms"]),
-        p99,
-        number(row["median_tpot_ms"]),
-        number(row["interactivity"]),
-        percent(row["theoretical_cached_share"]),
-        percent(row["realised_cached_share"]),
+        _marked(row["median_ttft_ms"], row["median_ttft_supported"]),
+        _marked(row["p99_ttft_ms"], row["p99_ttft_supported"]),
+        _marked(row["interactivity"], row["interactivity_supported"]),
+        percent(row["theoretical_cached_share"]).rstrip("%"),
+        percent(row["realised_cached_share"]).rstrip("%"),
     ]
+
+
+def _marked(value: float | None, supported: bool) -> str:
+    return number(value, 3) + ("" if supported or value is None else UNSUPPORTED)
+
+
+def _figure(figure: Mapping[str, Any], unit: str) -> str:
+    mark = "" if figure["supported"] or figure["value"] is None else f" {UNSUPPORTED}"
+    return f"{number(figure['value'])} {unit}{mark}"
 
 
 def _sessions(figures: Mapping[str, Any], section: Mapping[str, Any]) -> Table:
@@ -76,19 +82,21 @@ def _sessions(figures: Mapping[str, Any], section: Mapping[str, Any]) -> Table:
             "beyond the context",
             f"{count(values['context_overflows'])} requests, {count(values['sessions_overflowed'])} sessions",
         ],
-        ["interactivity", f"{number(values['interactivity'])} tok/s: 1 ÷ p90 of (TPOT + TTFT ÷ output tokens)"],
+        ["interactivity", f"{_figure(figures['interactivity'], 'tok/s')}: 1 ÷ p90 of (TPOT + TTFT ÷ output tokens)"],
     ]
     if figures["p50_subagent_s"]["n"]:
-        text = f"{count(figures['p50_subagent_s']['n'])}, p50 {number(values['p50_subagent_s'])} s each"
+        text = f"{count(figures['p50_subagent_s']['n'])}, p50 {_figure(figures['p50_subagent_s'], 's')} each"
         if waits := figures["p50_join_wait_s"]["n"]:
             text += (
-                f"; waited for {count(waits)} times, p50 {number(values['p50_join_wait_s'])} s, most "
+                f"; waited for {count(waits)} times, p50 {_figure(figures['p50_join_wait_s'], 's')}, most "
                 f"{number(values['max_join_wait_s'])} s"
             )
         rows.append(["sub-agents", text])
-    if values["realised_cached_share"] is None:
+    if values["realised_cached_share"] is None and section["all"]["completed"]:
         rows.append(["cache: real", "not known: the server does not say how many prompt tokens it had cached"])
-    return Table("", ("replay", "value"), rows, _scenario_notes(section["scenario"]))
+    return Table(
+        "", ("replay", "value"), rows, (*section["notes"], *_marks(rows), *_scenario_notes(section["scenario"]))
+    )
 
 
 def _scenario_notes(scenario: Mapping[str, Any]) -> Sequence[str]:
@@ -97,5 +105,5 @@ def _scenario_notes(scenario: Mapping[str, Any]) -> Sequence[str]:
     told = "would count for it" if scenario["valid"] else "does not count for it"
     return (
         f"scenario {scenario['name']}: this run {told}; a result of atom is no official submission",
-        *(f"- {reason}" for reason in scenario["reasons"]),
+        *(f"against the scenario: {reason}" for reason in scenario["reasons"]),
     )

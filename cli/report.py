@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from atom.bench.agentic.aiperf_records import take_over
 from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.sweep_index import is_sweep
 from atom.cli import options as opt
@@ -52,6 +53,7 @@ def report(
     )
     if is_sweep(run_dir):
         return republish_sweep(run_dir, output)
+    take_over(run_dir)
     summary = summed_up(run_dir, percentiles)
     publish(run_dir, summary, output)
     return _status(summary, quiet=output.quiet or output.owns_stdout)

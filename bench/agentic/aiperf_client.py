@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from atom.bench.agentic.aiperf_launch import VARIABLE
 from atom.bench.agentic.aiperf_process import AiperfProcess
-from atom.bench.agentic.aiperf_records import Imported, import_records
+from atom.bench.agentic.aiperf_records import ARTIFACTS, TRACES, Imported, import_records
 from atom.bench.agentic.scenario_load import ScenarioLoad
 from atom.bench.aiperf_export import RECORDS_FILE
 from atom.bench.load import Api, LoadSpec, Shard
@@ -32,10 +32,8 @@ from atom.bench.runner import LoadOutcome, OnProgress, Progress
 from atom.bench.wall_clock import WallClock
 from atom.recipes.errors import RunError, UsageError
 
-__all__ = ["ARTIFACTS", "Aiperf", "AiperfClient", "find_aiperf"]
+__all__ = ["Aiperf", "AiperfClient", "find_aiperf"]
 
-ARTIFACTS: Final = "aiperf"
-"""Folder of the run directory."""
 LAUNCH: Final = Path(__file__).with_name("aiperf_launch.py")
 LOG_FILE: Final = "aiperf.log"
 POLL_S: Final = 0.5
@@ -166,7 +164,7 @@ class AiperfClient:
             self.executable.require("--workers-max")
         folder = run_dir.path.absolute() / ARTIFACTS
         folder.mkdir(exist_ok=True)
-        traces = await asyncio.to_thread(self.traces, folder / "traces")
+        traces = await asyncio.to_thread(self.traces, folder / TRACES)
         command, hidden = self.command(spec, traces, folder), _hidden(spec, self.load)
         clock = WallClock.now()
         alone = replace(spec, shard=Shard())  # its own processes write no files of ours
@@ -178,7 +176,7 @@ class AiperfClient:
         )
         status = await self._run(*self._start(command, hidden), folder, on_progress, stop)
         imported = await asyncio.to_thread(
-            import_records, run_dir, folder, self.load.load, clock, stopped=stop.is_set()
+            import_records, run_dir, folder, self.load.load.sessions, clock, stopped=stop.is_set()
         )
         run_dir.write_run_json({"aiperf": {**run_dir.read_run_json()["aiperf"], **imported.facts, "status": status}})
         if imported.start_ns is not None:

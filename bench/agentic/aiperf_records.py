@@ -8,24 +8,31 @@ sessions that were replayed, found by the names that its Weka loader gives to co
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
-from atom.bench.agentic.load import AgenticLoad
-from atom.bench.agentic.model import Agent
+from atom.bench.agentic.model import Agent, Session
 from atom.bench.agentic.tags import AgentTags
 from atom.bench.agentic.theory import Hits, session_hits
+from atom.bench.agentic.weka import load_traces
 from atom.bench.aiperf_export import RECORDS_FILE, SUMMARY_FILE
 from atom.bench.records import MEASURED, WARMUP, Outcome, RequestRecord, is_count
 from atom.bench.rundir import RunDirectory, read_jsonl
 from atom.bench.wall_clock import WallClock
+from atom.recipes.errors import UsageError
 
-__all__ = ["WORKER", "Imported", "import_records"]
+__all__ = ["ARTIFACTS", "WORKER", "Imported", "import_records", "take_over"]
+
+ARTIFACTS: Final = "aiperf"
+"""Folder of the run directory."""
+TRACES: Final = "traces"
+"""Of it: where generated sessions are."""
 
 WORKER: Final = "aiperf"
 """Names its files in the run directory."""
@@ -58,12 +65,40 @@ class _Place:
     block_size: int
 
 
+def take_over(run_dir: RunDirectory) -> None:
+    """The records of a run that was killed before it took them over from AIPerf, as far as AIPerf has written them; not
+    again of one that has ended. What a recording says of them is known of generated sessions alone, which are there."""
+    run, folder = run_dir.read_run_json(), run_dir.path / ARTIFACTS
+    load, facts = run.get("load"), run.get("aiperf")
+    if not isinstance(load, dict) or load.get("client") != "aiperf" or run.get("validity") is not None:
+        return
+    if not (folder / RECORDS_FILE).is_file():
+        return
+    sessions: Sequence[Session] = ()
+    if (folder / TRACES).is_dir():
+        with contextlib.suppress(UsageError):
+            sessions = load_traces(folder / TRACES).sessions
+    imported = import_records(run_dir, folder, sessions, WallClock.of_run(run), stopped=False, ended=False)
+    run_dir.write_run_json({"aiperf": {**(facts if isinstance(facts, dict) else {}), **imported.facts}})
+    if imported.start_ns is not None:
+        run_dir.write_run_json({"measured_start_ns": imported.start_ns})
+
+
 def import_records(
-    run_dir: RunDirectory, folder: Path, load: AgenticLoad, clock: WallClock, *, stopped: bool
+    run_dir: RunDirectory,
+    folder: Path,
+    sessions: Sequence[Session],
+    clock: WallClock,
+    *,
+    stopped: bool,
+    ended: bool = True,
 ) -> Imported:
-    """Write requests/aiperf.jsonl and client/aiperf.jsonl of `run_dir` from AIPerf's artifacts in `folder`."""
+    """Write requests/aiperf.jsonl and client/aiperf.jsonl of `run_dir` from AIPerf's artifacts in `folder`, anew.
+    `ended`: False if nobody saw AIPerf's end."""
     imported = Imported(facts=_facts(folder))
-    names, places = _Names(), _Places(load)
+    names, places = _Names(), _Places(sessions)
+    for path in (run_dir.requests, run_dir.client):
+        (path / f"{WORKER}.jsonl").unlink(missing_ok=True)
     damaged = unmatched = 0
     with run_dir.requests_writer(WORKER) as requests:
         for index, line in enumerate(read_jsonl(folder / RECORDS_FILE)):
@@ -79,11 +114,13 @@ def import_records(
                 places.note(record)
     imported.start_ns = _start(folder, clock) or imported.start_ns
     imported.facts |= {"unreadable_lines": damaged, "requests_of_no_known_turn": unmatched}
-    _write_bounds(run_dir, imported, places.finished, stopped)
+    _write_bounds(run_dir, imported, places.finished, stopped=stopped, ended=ended)
     return imported
 
 
-def _write_bounds(run_dir: RunDirectory, imported: Imported, finished: Mapping[str, int], stopped: bool) -> None:
+def _write_bounds(
+    run_dir: RunDirectory, imported: Imported, finished: Mapping[str, int], *, stopped: bool, ended: bool
+) -> None:
     """The measured phase, as a client of this project notes its own. How many AIPerf sent is its own count, so that a
     record that is missing is seen."""
     started = imported.completed + imported.failed + imported.cancelled
@@ -95,6 +132,8 @@ def _write_bounds(run_dir: RunDirectory, imported: Imported, finished: Mapping[s
             client.append({"kind": "measured_start", "t_ns": imported.start_ns, "requests": None})
         for tree, moment in finished.items():
             client.append({"kind": "session_end", "t_ns": moment, "session": tree})
+        if not ended:
+            return
         client.append(
             {
                 "kind": "measured_end",
@@ -192,12 +231,12 @@ def _conversations(trace: str, agent: Agent) -> list[str]:
 class _Places:
     """Turns of the recordings by AIPerf's (conversation, turn)."""
 
-    def __init__(self, load: AgenticLoad) -> None:
+    def __init__(self, sessions: Sequence[Session]) -> None:
         self._found: dict[tuple[str, int], _Place] = {}
-        self._last_turn = {session.name: len(session.agents[0].turns) - 1 for session in load.sessions}
+        self._last_turn = {session.name: len(session.agents[0].turns) - 1 for session in sessions}
         self.finished: dict[str, int] = {}
         """Tree → when the last turn of its main agent ended."""
-        for session in load.sessions:
+        for session in sessions:
             hits = session_hits(session)
             for a, agent in enumerate(session.agents):
                 for k, turn in enumerate(agent.turns):

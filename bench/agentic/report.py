@@ -26,6 +26,8 @@ __all__ = ["AgenticSection", "agentic_section", "replays_sessions"]
 
 MAX_SESSIONS: Final = 500
 """Sessions that the section lists; all are counted."""
+ABOVE_THEORY: Final = 0.05
+"""Share of the prompts by which a server's cache may have more than an unlimited one would."""
 TURN_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 """Turns from one of these on, up to the next, are one row."""
 
@@ -80,6 +82,7 @@ def agentic_section(
     sessions = _sessions(tagged, _ended_sessions(run_dir), start_ns)
     waits, spans = _waits(tagged)
     reasons, scenario = scenario_reasons(load, records, interrupted=interrupted)
+    by_turn = _by_turn(tagged)
     content = {
         "scenario": {
             "name": load.get("scenario"),
@@ -88,10 +91,11 @@ def agentic_section(
             "official_submission": False,
         },
         "all": everything.row(),
-        "by_turn": _by_turn(tagged),
+        "by_turn": by_turn,
         "by_depth": _by_depth(tagged),
         "sessions": sessions[:MAX_SESSIONS],
         "sessions_left_out": max(0, len(sessions) - MAX_SESSIONS),
+        "notes": _notes(load, everything, by_turn),
     }
     return AgenticSection(content, _figures(everything, sessions, waits, spans), reasons)
 
@@ -173,13 +177,42 @@ class _Group:
             "mean_input_tokens": _mean(self.input_tokens),
             "mean_output_tokens": _mean(self.output_tokens),
             "median_ttft_ms": percentile(self.ttft_ms, 50),
+            "median_ttft_supported": is_supported(len(self.ttft_ms), 50),
             "p99_ttft_ms": percentile(self.ttft_ms, 99),
             "p99_ttft_supported": is_supported(len(self.ttft_ms), 99),
             "median_tpot_ms": percentile(self.tpot_ms, 50),
+            "median_tpot_supported": is_supported(len(self.tpot_ms), 50),
             "interactivity": self.interactivity,
+            "interactivity_supported": is_supported(len(self.per_token_ms), 90),
             "theoretical_cached_share": self.theoretical,
             "realised_cached_share": self.realised,
         }
+
+
+def _notes(load: Mapping[str, Any], everything: _Group, by_turn: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a reader of the rows would wonder about."""
+    by_aiperf = load.get("client") == "aiperf"
+    if by_aiperf and not everything.requests:
+        return ["AIPerf has left no record of a measured request"]
+    excess, row = max(((_excess(row), row) for row in by_turn), key=lambda one: one[0], default=(0.0, {}))
+    overall = (everything.realised or 0.0) - (everything.theoretical or 0.0)
+    if excess <= ABOVE_THEORY or (overall > ABOVE_THEORY and not by_aiperf):  # which has a note of its own
+        return []
+    low, high = row["from_turn"], row["to_turn"]
+    turns = f"turn {low}" if low == high else f"turns {low} and on" if high is None else f"turns {low} to {high}"
+    why = (
+        "AIPerf's theory counts each session by itself, not what they share (a recording that is replayed again has "
+        "the same system prompt)"
+        if by_aiperf
+        else "sessions share more than each of them has sent before, or the server had seen these prompts"
+    )
+    theory, real = row["theoretical_cached_share"], row["realised_cached_share"]
+    return [f"{turns}: {real:.1%} of the prompts were in the server's cache, {theory:.1%} in theory: {why}"]
+
+
+def _excess(row: Mapping[str, Any]) -> float:
+    theory, real = row["theoretical_cached_share"], row["realised_cached_share"]
+    return 0.0 if theory is None or real is None else float(real - theory)
 
 
 def _mean(values: Sequence[int]) -> float | None:

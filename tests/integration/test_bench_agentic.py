@@ -296,6 +296,15 @@ def test_killed_it_leaves_no_aiperf_behind(server: RunningServer, tmp_path: Path
     main, child = (int((tmp_path / "run" / "aiperf" / f"{name}.pid").read_text()) for name in ("main", "child"))
     process.kill()
     process.communicate(timeout=60)
+    run_dir = RunDirectory.open(tmp_path / "run")
+    for _ in range(2):  # the second time from the beginning too: AIPerf may have written more
+        assert cli.main(["report", str(run_dir.path), "--quiet"]) == ExitStatus.INVALID
+        summary = run_dir.read_summary()
+        assert summary["validity"] == "interrupted"
+        assert summary["figures"]["completed"]["value"] == 3
+        assert summary["figures"]["sessions_started"]["value"] == 1
+        assert summary["figures"]["theoretical_cached_share"]["value"] is not None
+        assert len(list(read_records(run_dir))) == 3
     for pid in (main, child):
         until(lambda pid=pid: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 

@@ -15,6 +15,7 @@ from atom.bench.report.swim_lanes import MAX_LANES, MAX_REQUESTS, swim_lanes
 from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.summary import summarize
 from atom.cli.agentic_tables import agentic_tables
+from atom.cli.render import markdown, table_width
 from atom.recipes.errors import UsageError
 
 MS = 1_000_000
@@ -223,6 +224,48 @@ def test_the_summary_has_the_section_and_its_reasons(tmp_path: Path) -> None:
     assert "1 requests, 1 sessions" in text
     assert any("does not count for it" in note for note in tables[-1].notes)
     assert agentic_tables({"figures": {}}) == []
+
+
+def test_what_few_requests_do_not_support_is_marked(tmp_path: Path) -> None:
+    summary = summarize(a_run(tmp_path, *(a_request(i, i, i + 10) for i in range(3))))
+    assert summary["figures"]["interactivity"]["supported"] is False
+    by_turn, by_depth, replay = agentic_tables(summary)
+    for row in (*by_turn.rows, *by_depth.rows):
+        assert [cell.endswith("†") for cell in row] == [False] * 4 + [True] * 3 + [False] * 2
+    assert "tok/s †: 1 ÷ p90" in dict(replay.rows)["interactivity"]
+    assert all(any(note.startswith("† fewer than 10") for note in table.notes) for table in (by_depth, replay))
+
+
+def test_rows_of_six_digits_fit_into_80_cells(tmp_path: Path) -> None:
+    summary = summarize(a_run(tmp_path, a_request(0, 0, 10)))
+    sub = {"agent": "a", "depth": 1, "parent": "0:t"}
+    summary["agentic"]["by_depth"] += section_of(tmp_path, a_request(1, 0, 1, tags=sub)).content["by_depth"]
+    for row in (*summary["agentic"]["by_turn"], *summary["agentic"]["by_depth"]):
+        row |= {"requests": 12345, "mean_input_tokens": 123456.7, "mean_output_tokens": 1234.5, "interactivity": 123.4}
+        row |= {"median_ttft_ms": 12345.6, "p99_ttft_ms": 12345.6, "realised_cached_share": 1.0, "from_turn": 64}
+        row |= {"theoretical_cached_share": 1.0, "to_turn": 127}
+    for table in agentic_tables(summary)[:2]:
+        assert table_width(table) <= 80
+    lines = markdown(agentic_tables(summary)).splitlines()
+    assert "| turns | req | tokens: in | tokens: out | TTFT: p50 (ms) | TTFT: p99 (ms) | interactivity |" in lines[2]
+    assert not [line for line in lines if line.startswith("- -")]
+
+
+def test_no_word_about_cached_tokens_where_there_was_no_request(tmp_path: Path) -> None:
+    none = agentic_tables(summarize(a_run(tmp_path / "none")))[-1]
+    some = agentic_tables(summarize(a_run(tmp_path / "some", a_request(0, 0, 10))))[-1]
+    assert "cache: real" not in dict(none.rows)
+    assert "cache: real" in dict(some.rows)
+
+
+@pytest.mark.parametrize(("client", "why"), [("aiperf", "AIPerf's theory counts each"), ("native", "sessions share")])
+def test_more_in_the_cache_than_in_theory_is_explained(tmp_path: Path, client: str, why: str) -> None:
+    first = a_request(0, 0, 10, cached_tokens=45, tags={"theoretical_cached_blocks": 0})
+    fine = [a_request(i, 0, 10, turn=1, cached_tokens=70) for i in range(1, 20)]
+    (note,) = section_of(tmp_path, first, *fine, client=client).content["notes"]
+    assert note.startswith(f"turn 1: 45.0% of the prompts were in the server's cache, 0.0% in theory: {why}")
+    assert section_of(tmp_path, *fine, client=client).content["notes"] == []
+    assert section_of(tmp_path, client="aiperf").content["notes"] == ["AIPerf has left no record of a measured request"]
 
 
 def test_swim_lanes_are_bounded_and_escaped() -> None:

@@ -299,7 +299,7 @@ def imported(path: Path, *lines: object, stopped: bool = False) -> tuple[RunDire
     (folder / RECORDS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
     load = AgenticLoad(sessions=generate_traces(CONFIG, 5), api=Api.CHAT, model="m", concurrency=2)
     run_dir = RunDirectory(path / "run")
-    result = import_records(run_dir, folder, load, WallClock(START, UNIX), stopped=stopped)
+    result = import_records(run_dir, folder, load.sessions, WallClock(START, UNIX), stopped=stopped)
     return run_dir, list(read_records(run_dir, None)), result
 
 
@@ -385,7 +385,7 @@ def test_agents_that_a_recording_does_not_name(tmp_path: Path) -> None:
     (folder / RECORDS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
     run_dir = RunDirectory(tmp_path / "run")
     load = AgenticLoad(sessions=(session,), api=Api.CHAT, model="m", concurrency=1)
-    result = import_records(run_dir, folder, load, WallClock(START, UNIX), stopped=False)
+    result = import_records(run_dir, folder, load.sessions, WallClock(START, UNIX), stopped=False)
     main, helper, member = (record.tags or {} for record in read_records(run_dir))
     assert [agent.name for agent in session.agents] == ["main", "fa:000"]
     assert (main["depth"], helper["agent"], helper["depth"], helper["theoretical_blocks"]) == (0, "fa:000", 1, 10)
