@@ -26,10 +26,11 @@ def agentic_tables(summary: Mapping[str, Any]) -> list[Table]:
     turns = [[_turns(row), *_cells(row)] for row in section["by_turn"]]
     depths = [[_depth(row["depth"]), *_cells(row)] for row in section["by_depth"]]
     depths.append(["all", *_cells(section["all"])])
+    marks = _marks([*turns, *depths])
     return [
         Table("by turn of its agent", ("turns", *_COLUMNS), turns, groups=_GROUPS),
-        Table("by depth of the agent", ("agent", *_COLUMNS), depths, _marks([*turns, *depths]), groups=_GROUPS),
-        _sessions(summary["figures"], section),
+        Table("by depth of the agent", ("agent", *_COLUMNS), depths, marks, groups=_GROUPS),
+        _sessions(summary["figures"], section, marks_told=bool(marks)),
     ]
 
 
@@ -68,7 +69,7 @@ def _figure(figure: Mapping[str, Any], unit: str) -> str:
     return f"{number(figure['value'])} {unit}{mark}"
 
 
-def _sessions(figures: Mapping[str, Any], section: Mapping[str, Any]) -> Table:
+def _sessions(figures: Mapping[str, Any], section: Mapping[str, Any], *, marks_told: bool) -> Table:
     values = {name: figure["value"] for name, figure in figures.items()}
     started = f"{count(values['sessions_started'])} begun"
     parts = [
@@ -94,9 +95,8 @@ def _sessions(figures: Mapping[str, Any], section: Mapping[str, Any]) -> Table:
         rows.append(["sub-agents", text])
     if values["realised_cached_share"] is None and section["all"]["completed"]:
         rows.append(["cache: real", "not known: the server does not say how many prompt tokens it had cached"])
-    return Table(
-        "", ("replay", "value"), rows, (*section["notes"], *_marks(rows), *_scenario_notes(section["scenario"]))
-    )
+    marks = () if marks_told else _marks(rows)
+    return Table("", ("replay", "value"), rows, (*section["notes"], *marks, *_scenario_notes(section["scenario"])))
 
 
 def _scenario_notes(scenario: Mapping[str, Any]) -> Sequence[str]:
