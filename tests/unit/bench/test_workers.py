@@ -114,7 +114,8 @@ async def test_all_begin_together_and_are_summed_up_as_one(tmp_path: Path, serve
     summary = summarize(run_dir)
     assert summary["figures"]["started"]["value"] == 24 == sum(end["started"] for end in ends)
     assert [worker["worker"] for worker in summary["workers"]] == ["0", "1", "2"]
-    busiest = max(worker["cpu_share"] for worker in summary["workers"])
+    shares = [worker["cpu_share"] for worker in summary["workers"] if worker["cpu_share"] is not None]
+    busiest = max(shares, default=None)  # None of a load that a fast machine is done with in under 0.1 s
     assert summary["figures"]["client_cpu_share"]["value"] == busiest
     assert run_dir.read_run_json()["load"]["workers"] == 3
     assert reports[-1] == ("done", 24)
