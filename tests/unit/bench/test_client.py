@@ -191,10 +191,15 @@ async def test_request_timeout_keeps_the_partial_record(serve: Any, load: Any, w
 async def test_what_this_client_ends_itself_is_no_anomaly_of_the_server(serve: Any, load: Any, wire: Any) -> None:
     """A timeout, a cancellation and a refused connection leave cut streams, but the server cut none of them."""
     half = [wire.SSE_HEAD, wire.http_chunk(wire.event(wire.text_chunk(" a")))[:-9], wire.HANG]
-    server = serve(lambda number, body: half)
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def answer(number: int, body: bytes) -> list[Any]:
+        if number == 1:
+            loop.call_soon_threadsafe(loop.call_later, 0.3, stop.set)
+        return half
+
+    server = serve(answer)
     timed_out = (await load(server.url, request_timeout=0.3)).records[0]
-    stop = asyncio.Event()
-    asyncio.get_running_loop().call_later(0.3, stop.set)
     cancelled = (await load(server.url, stop=stop)).records[0]
     refused = (await load("http://127.0.0.1:1")).records[0]
     assert [timed_out.outcome, cancelled.outcome, refused.outcome] == ["failed", "cancelled", "failed"]
