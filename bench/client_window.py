@@ -131,7 +131,9 @@ class ClientWindow:
 
     @property
     def server_gone(self) -> str | None:
-        return next((worker.server_gone for worker in self.workers.values() if worker.server_gone), None)
+        """Why all of them gave up on the server."""
+        reasons = [worker.server_gone for worker in self._ended]
+        return reasons[0] if reasons and all(reasons) else None
 
     @property
     def interrupted(self) -> bool:

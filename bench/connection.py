@@ -6,11 +6,12 @@ What happens on a connection is in `bench/exchange.py`; several servers in `benc
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections.abc import Sequence
 from time import monotonic_ns
-from typing import Any
+from typing import Any, Final
 
 from atom.bench.exchange import Connection, Exchange, StaleConnectionError, reason_of
 from atom.bench.in_flight import InFlight
@@ -23,6 +24,8 @@ __all__ = ["ConnectionPool", "Exchange", "WorkQueue"]
 
 Addresses = Sequence[tuple[int, Any]]
 """Family and socket address, the one to try first in front."""
+
+_OWN_LIMITS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
 
 
 class ConnectionPool:
@@ -70,6 +73,7 @@ class ConnectionPool:
                 connection = await self._acquire(exchange, fresh=attempt > 0)
             except (OSError, TimeoutError) as error:
                 exchange.end_ns = monotonic_ns()
+                exchange.refused = error.errno not in _OWN_LIMITS
                 exchange.reader.fail("connect", f"cannot connect to {self._host}:{self._port}: {reason_of(error)}")
                 return
             except asyncio.CancelledError:
@@ -90,6 +94,10 @@ class ConnectionPool:
                 exchange.done = self._loop.create_future()
             except asyncio.CancelledError:
                 connection.expire(exchange, "cancelled", "cancelled by the client")
+                if exchange.end_ns is None:  # it turned out to be closed in the same turn of the loop
+                    exchange.end_ns = monotonic_ns()
+                    if exchange.done.done() and not exchange.done.cancelled():
+                        exchange.done.exception()
                 raise
             finally:
                 timer.cancel()

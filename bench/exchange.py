@@ -23,7 +23,7 @@ __all__ = ["Connection", "Exchange", "Owner", "StaleConnectionError", "reason_of
 class Exchange:
     """One request and its response on the wire. `done` resolves when the response is over, however it ended."""
 
-    __slots__ = ("connect_ns", "done", "end_ns", "reader", "retries", "sent_ns", "server")
+    __slots__ = ("connect_ns", "done", "end_ns", "reader", "refused", "retries", "sent_ns", "server")
 
     def __init__(self, reader: StreamReader, loop: asyncio.AbstractEventLoop) -> None:
         self.reader = reader
@@ -32,6 +32,8 @@ class Exchange:
         self.end_ns: int | None = None
         self.connect_ns: int | None = None
         self.retries = 0
+        self.refused = False
+        """The server gave it no connection; what this machine lacks (descriptors, ports) is not its fault."""
         self.server = 0
         """Which of several servers it went to."""
 

@@ -170,7 +170,7 @@ class Samples:
         for name, value in values.items():
             getattr(self, name).append(value)
         # An SLO on TPOT cannot be missed by a request of a single token.
-        return {"tpot": 0.0, **values}
+        return values if (record.output_tokens or 0) > 1 else {"tpot": 0.0, **values}
 
     def _arrivals(self, record: RequestRecord, times: npt.NDArray[np.int64]) -> None:
         starts = np.flatnonzero(np.diff(times, prepend=times[0] - 1))

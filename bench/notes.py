@@ -60,6 +60,8 @@ def _seen_before(load: Mapping[str, Any], figures: Mapping[str, Figure]) -> list
 def _shared(load: Mapping[str, Any]) -> float | None:
     """Of random prompts, the part that they have in common; None of prompts about which nothing is known."""
     source = load.get("source") or {}
+    if load.get("api") == "chat":
+        return None  # a template begins every prompt with the same words
     length, prefix = source.get("random_input_len"), source.get("random_prefix_len") or 0
     return None if length is None or length + prefix == 0 else prefix / (length + prefix)
 
@@ -70,7 +72,8 @@ def _ended_before(
     """The prompts were at their end long before the duration."""
     duration, planned, took = load.get("duration_s"), load.get("num_prompts"), figures["duration"].value
     rate = load.get("request_rate", "inf")
-    if duration is None or planned is None or took is None or load.get("ramp") is not None:
+    own_times = (load.get("source") or {}).get("timestamps_used")
+    if duration is None or planned is None or took is None or load.get("ramp") is not None or own_times:
         return []
     enough = rate != "inf" and planned >= 0.95 * rate * duration
     if enough or len(records) < planned or took >= 0.95 * duration:

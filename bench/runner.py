@@ -317,9 +317,7 @@ class _Run:
         try:
             await self._pool.perform(exchange, plan.body, spec.cancellation_delay if given_up else timeout)
             cancelled = False
-            if exchange.sent_ns is not None:
-                self._gone.connected()
-            elif self._gone.refused():
+            if exchange.refused and self._gone.refused(self._pool.sent, self._pool.in_flight.count):
                 self._close_entry()
         finally:
             progress.running -= 1

@@ -49,7 +49,8 @@ def kept(records: Sequence[RequestRecord]) -> Kept | None:
     if len(sent) < 2:
         return None
     due = np.asarray([r.scheduled_ns for r in sent], dtype=np.int64)
-    went = np.asarray([r.sent_ns for r in sent], dtype=np.int64)
+    # Without the time to connect, which is the server's and the network's, and which the first requests have alone.
+    went = np.asarray([(r.sent_ns or 0) - (r.connect_ns or 0) for r in sent], dtype=np.int64)
     due_s, went_s = (due - due.min()) / 1e9, (went - due.min()) / 1e9
     planned_s = float(due_s.max())
     if planned_s <= 0:

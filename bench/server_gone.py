@@ -14,21 +14,21 @@ REFUSED_PAUSE_S: Final = 0.1
 
 
 class ServerGone:
-    """Told of every connection that was had, or not to be had."""
+    """Told of every connection that was not to be had. One that was, or a request that still runs, is a server that is
+    there."""
 
     def __init__(self) -> None:
-        self._refused_since_ns: int | None = None
+        self._since_ns = 0
+        self._sent: int | None = None
         self.reason: str | None = None
         """Set when the patience is over."""
 
-    def connected(self) -> None:
-        self._refused_since_ns = None
-
-    def refused(self) -> bool:
-        """Whether that was once too often."""
+    def refused(self, sent: int, in_flight: int) -> bool:
+        """Whether that was once too often. `sent`: requests that have had a connection so far; `in_flight`: those that
+        are still on theirs."""
         now = monotonic_ns()
-        if self._refused_since_ns is None:
-            self._refused_since_ns = now
-        if self.reason is None and now - self._refused_since_ns > PATIENCE_S * 1e9:
+        if sent != self._sent or in_flight:
+            self._sent, self._since_ns = sent, now
+        elif self.reason is None and now - self._since_ns > PATIENCE_S * 1e9:
             self.reason = f"the server is gone: no connection to be had for {PATIENCE_S:g} s"
         return self.reason is not None

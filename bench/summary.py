@@ -120,6 +120,7 @@ def summarize(
             *more_notes,
         ],
         "errors": errors,
+        "server_gone": window.server_gone,
         "anomalies": dict(sum((Counter(record.anomalies) for record in records), Counter())),
         "workers": client.each(),
         "start_ns": start,

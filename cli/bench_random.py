@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from atom.cli import load_options as load
-from atom.cli.bench_checks import check_prompt_tokens
+from atom.cli.bench_checks import MAX_REQUESTS, check_numbers, check_prompt_tokens
 from atom.cli.bench_command import SERVER_ARGUMENTS, bench
 from atom.cli.load_choices import arrivals, random_load
 from atom.cli.load_options import LOAD
@@ -20,6 +20,7 @@ from atom.cli.option_groups import (
     server_options,
     with_options,
 )
+from atom.recipes.errors import UsageError
 
 __all__ = ["CONTEXT_SETTINGS", "EXAMPLES", "random"]
 
@@ -97,8 +98,12 @@ def random(
         "vocab_size": vocab_size,
         "num_prompts": num_prompts,
     }
+    check_numbers(given)
     chosen = ctx.get_parameter_source("num_prompts")
     if given["duration"] is not None and chosen is not None and chosen.name == "DEFAULT":
         # A rate and a time say how many there are; in a closed loop nobody knows, and the default stands.
-        given["num_prompts"] = arrivals(given).due_within(given["duration"]) or num_prompts
+        due = arrivals(given).due_within(given["duration"])
+        if due is not None and due > MAX_REQUESTS:
+            raise UsageError(f"--duration {given['duration']:g} at this --request-rate is {due:,} requests, too many")
+        given["num_prompts"] = num_prompts if due is None else max(1, due)
     return bench("random", given, random_load, check=check_prompt_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import time
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atom.bench import server_gone
+from atom.bench import connection, server_gone
 from atom.bench.arrivals import Arrivals, Ramp
 from atom.bench.cancellation import is_cancelled
 from atom.bench.records import MEASURED, Outcome, RequestRecord, read_records
@@ -123,6 +124,16 @@ def test_a_rate_that_was_not_held_is_told_from_one_that_was(count: int, slower: 
         assert result.ok == (abs(slower) < 0.005)
 
 
+def test_the_time_to_connect_is_no_other_rate() -> None:
+    """The first requests open connections, the later ones use them again."""
+    records = [_record(i, i * 500_000_000, i * 500_000_000 + (150_000_000 if i < 30 else 0)) for i in range(60)]
+    for record in records[:30]:
+        record.connect_ns = 150_000_000
+    result = kept(records)
+    assert result is not None
+    assert result.ok, result.detail()
+
+
 def test_one_late_connection_is_no_other_rate() -> None:
     step = 10_000_000
     for odd in (0, 399, 200):
@@ -176,6 +187,32 @@ async def test_a_server_that_goes_away_ends_the_load(
     assert summary["reasons"][0] == "the server is gone: no connection to be had for 0.5 s"
     assert 5 <= len(loaded.records) < 1000
     assert not loaded.outcome.interrupted
+
+
+async def test_refusals_beside_requests_that_run_are_no_server_that_is_gone(
+    serve: Any, load: Any, wire: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two replicas, one down: its share fails, however long the other one's answers take."""
+    monkeypatch.setattr(server_gone, "PATIENCE_S", 0.2)
+    server = serve(lambda number, body: [0.5, *wire.good_answer()])
+    loaded = await load(server.url, 12, more_urls=("http://127.0.0.1:1",), max_concurrency=4)
+    assert len(loaded.records) == 12
+    assert summarize(loaded.run_dir)["server_gone"] is None
+
+
+async def test_what_this_machine_lacks_is_no_server_that_is_gone(
+    serve: Any, load: Any, wire: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_gone, "PATIENCE_S", 0.2)
+
+    async def no_descriptor(*_: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(connection.ConnectionPool, "_connect", no_descriptor)
+    loaded = await load(serve(lambda number, body: wire.good_answer()).url, 5)
+    summary = summarize(loaded.run_dir)
+    assert (summary["server_gone"], len(loaded.records)) == (None, 5)
+    assert "Too many open files" in summary["reasons"][0]
 
 
 async def test_prompts_that_are_at_their_end_before_the_duration_are_noted(serve: Any, load: Any, wire: Any) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from atom.bench.accounting import Counts
 from atom.bench.export import junit, vllm_result
-from atom.bench.metrics import Figure
+from atom.bench.metrics import Figure, collect
 from atom.bench.records import Outcome, RequestRecord, read_records
 from atom.bench.report.page import write_report
 from atom.bench.report.series import MAX_POINTS, histogram, thin
@@ -355,6 +355,7 @@ def test_an_answer_in_one_read_has_no_time_per_token(tmp_path: Path) -> None:
     one_read = request(0, 0, last_ns=request(0, 0).first_ns, chunk_ns=[request(0, 0).first_ns] * 4)
     summary = summarize(run_directory(tmp_path / "run", [one_read, request(1, 0)]))
     assert summary["figures"]["mean_tpot_ms"]["n"] == 1
+    assert collect([one_read], {"tpot": 1000.0}).good == 0  # nor does it meet an objective on that
     assert summary["figures"]["mean_tpot_ms"]["value"] > 0
 
 
