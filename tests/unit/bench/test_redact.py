@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from atom.bench.redact import REDACTED, is_secret, redact, redact_arguments, redact_environment, redact_option
+from atom.bench.redact import (
+    REDACTED,
+    is_secret,
+    redact,
+    redact_arguments,
+    redact_environment,
+    redact_option,
+    redact_text,
+)
 from atom.bench.rundir import RunDirectory
 
 
@@ -63,6 +71,10 @@ def test_several_keys_after_one_flag() -> None:
         "GITHUB_TOKEN_RO",
         "MY_KEY_2",
         "HFTOKEN",
+        "HF_TOKENS",
+        "DB_PASS",
+        "private_key_pem",
+        "cookie",
     ],
 )
 def test_names_of_secrets(name: str) -> None:
@@ -84,6 +96,13 @@ def test_names_of_secrets(name: str) -> None:
         "--skip-tokenizer-init",
         "TOKENIZERS_PARALLELISM",
         "--input-len",
+        "--speculative-token-map",
+        "--token-to-kv-pool-size",
+        "image_token",
+        "sort_key",
+        "max_tokens",
+        "prompt_tokens",
+        "forward_pass",
     ],
 )
 def test_names_of_nothing_secret(name: str) -> None:
@@ -112,10 +131,30 @@ def test_names_of_nothing_secret(name: str) -> None:
         ),
         (['--extra-body={"a": {"key": "s3cret"}}'], [f'--extra-body={{"a": {{"key": "{REDACTED}"}}}}']),
         (["--extra-body", '{"n":1}'], ["--extra-body", '{"n":1}']),
+        (["--hf-token", "-s3cret", "-v"], ["--hf-token", REDACTED, "-v"]),
+        (["--hf-token", "--port", "1"], ["--hf-token", "--port", "1"]),
+        (
+            ["bash", "-c", "export A=1; vllm serve --api-key s3cret"],
+            ["bash", "-c", f"export A=1; vllm serve --api-key {REDACTED}"],
+        ),
+        (
+            ["bash", "-c", "export HF_TOKEN='s3 cret'; serve --trust --hf-token=s3cret --port 1"],
+            ["bash", "-c", f"export HF_TOKEN={REDACTED}; serve --trust --hf-token={REDACTED} --port 1"],
+        ),
+        (
+            ["sh", "-c", "bash -c \"x --set 'a b' --api-key s3cret\" && curl -H 'X: s3cret' http://h/?a=b"],
+            ["sh", "-c", f"bash -c \"x --set 'a b' --api-key {REDACTED}\" && curl -H {REDACTED} http://h/?a=b"],
+        ),
+        (["sh", "-c", "x --max-num-batched-tokens 64 A=1"], ["sh", "-c", "x --max-num-batched-tokens 64 A=1"]),
     ],
 )
 def test_command_lines(command: list[str], shown: list[str]) -> None:
     assert redact_arguments(command) == shown
+
+
+def test_text_of_many_assignments() -> None:
+    assert redact_text("a=" * 3000) == "a=" * 3000
+    assert redact_text("a=" * 3000 + "HF_TOKEN=s3cret") == "a=" * 3000 + f"HF_TOKEN={REDACTED}"
 
 
 def test_options_of_a_sweep() -> None:
