@@ -10,7 +10,14 @@ from typing import Any, Final
 
 from atom.recipes.errors import UsageError
 
-__all__ = ["MAX_PROMPT_TOKENS", "check_numbers", "check_prompt_tokens", "check_texts", "parse_extra_body"]
+__all__ = [
+    "MAX_PROMPT_TOKENS",
+    "check_numbers",
+    "check_prompt_tokens",
+    "check_texts",
+    "most_prompts",
+    "parse_extra_body",
+]
 
 MAX_REQUESTS: Final = 10_000_000
 MAX_TOKENS: Final = 16_000_000
@@ -104,6 +111,13 @@ def check_prompt_tokens(given: Mapping[str, Any]) -> None:
             f"{MAX_PROMPT_TOKENS:,} are the most: requests are made before the load and kept on disk, at about "
             "7 bytes a token"
         )
+
+
+def most_prompts(given: Mapping[str, Any]) -> int:
+    """The greatest `num_prompts` that the checks here let pass."""
+    per_prompt = given["random_input_len"] + given["random_prefix_len"]
+    warmups: int = given["num_warmups"]
+    return min(MAX_REQUESTS, MAX_PROMPT_TOKENS // max(int(per_prompt), 1) - warmups)
 
 
 def check_texts(given: Mapping[str, Any]) -> None:

@@ -11,10 +11,10 @@ import typer
 
 from atom.bench.redact import redact_arguments, redact_option
 from atom.bench.slo import parse_objectives, percentiles_of
-from atom.bench.sweep import Plan, Swept, parse_plan
+from atom.bench.sweep import SECONDS_OF_ARRIVALS, Plan, Swept, parse_plan
 from atom.bench.sweep_index import SweepIndex
 from atom.cli import load_options as load
-from atom.cli.bench_checks import check_numbers, check_prompt_tokens, check_texts
+from atom.cli.bench_checks import check_numbers, check_prompt_tokens, check_texts, most_prompts
 from atom.cli.bench_command import SERVER_ARGUMENTS, Given, bench_output
 from atom.cli.load_choices import check_address, launch_options, random_load, server_choice
 from atom.cli.load_options import EVIDENCE, LOAD
@@ -246,6 +246,9 @@ def _point_options(given: Given, swept: Swept, value: float, seed: int, arrivals
         point["request_rate"] = repr(value)
         point["max_concurrency"] = _limit(given["max_concurrency"])
         prompts = math.ceil(value * (given["duration"] or arrivals_s))
+        if not given["duration"]:
+            # What requests take can lengthen a schedule beyond what a load may have; its usual length has been checked.
+            prompts = min(prompts, max(most_prompts(given), math.ceil(value * SECONDS_OF_ARRIVALS)))
     if given["num_prompts"] is None:
         point["num_prompts"] = max(LEAST_PROMPTS, prompts)
     elif swept is Swept.CONCURRENCY and given["num_prompts"] < value:

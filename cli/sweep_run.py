@@ -82,6 +82,8 @@ class SweepRun:
     _ended_by: int | None = field(default=None, init=False)
     """The signal that ended a point early."""
     _server_died: bool = field(default=False, init=False)
+    _server_gone: str | None = field(default=None, init=False)
+    """Why a point gave up on a server that is only an address."""
     _started: bool = field(default=False, init=False)
 
     def run(self) -> int:
@@ -106,8 +108,10 @@ class SweepRun:
                     on_progress=on_launch,
                 )
                 result = session.run(self._points, judge=self._judge)
-        except UsageError:
-            if place is not None and not self._started:
+        except UsageError as error:
+            if self._started:  # a later point cannot be: what was measured stands
+                self._break_off(str(error).partition("\n")[0])
+            elif place is not None:
                 place.give_back()
             raise
         except (RunError, OSError) as error:
@@ -168,7 +172,7 @@ class SweepRun:
             if outcomes:
                 time.sleep(self.cooldown_s)
             outcomes.append(self._measure(server, value))
-            if self._ended_by is not None or server.dead:
+            if self._ended_by is not None or self._server_gone is not None or server.dead:
                 break
         return merge_outcomes(outcomes)
 
@@ -186,7 +190,8 @@ class SweepRun:
         return index.plan.next(index.points)
 
     def _measure(self, server: ServerUnderTest, value: float) -> LoadOutcome:
-        """One point, to its entry in sweep.json. One that is broken off gets none."""
+        """One point, to its entry in sweep.json. One that is broken off gets none, nor one whose
+        server is gone: that is no limit of the server."""
         swept, run_dir = self.index.plan.swept, self._run_dir
         label = point_label(swept, value)
         attempt = 1
@@ -203,14 +208,18 @@ class SweepRun:
         finally:
             self._started = self._started or runner.started
         summary = self._summarize(point_dir)
-        validity = Validity.INTERRUPTED if runner.ended_by is not None or server.dead else summary["validity"]
+        broken_off = runner.ended_by is not None or server.dead
+        self._server_gone = None if broken_off else summary["server_gone"]
+        validity = Validity.INTERRUPTED if broken_off else Validity(summary["validity"])
+        if self._server_gone is not None:
+            validity = Validity.FAILED
         point_dir.seal(validity, summary["reasons"])
         summary |= {"validity": str(validity)}
         point_dir.write_summary(summary)
         write_report(point_dir, summary)
         self._take_facts(point_dir)
         self._ended_by = runner.ended_by
-        if validity is not Validity.INTERRUPTED:
+        if validity is not Validity.INTERRUPTED and self._server_gone is None:
             self._add(point_dir, summary, value, attempt, seed)
         return outcome
 
@@ -292,12 +301,16 @@ class SweepRun:
         conclusion = self._conclude()
         if self._ended_by is not None:
             return Validity.INTERRUPTED, ["interrupted"]
+        if self._server_gone is not None:
+            return Validity.FAILED, [self._server_gone]
         return conclusion.validity, conclusion.reasons
 
     def _ending(self) -> str:
         if self._ended_by is not None:
             return f"interrupted by {signal.Signals(self._ended_by).name}"
-        return "the server died" if self._server_died else "done"
+        if self._server_died:
+            return "the server died"
+        return self._server_gone or "done"
 
     def _break_off(self, why: str) -> None:
         """Keep and show what there is; the error that caused it comes after it."""
@@ -307,13 +320,14 @@ class SweepRun:
     def _finish(self, ended: str) -> int:
         """Write and show everything; the exit status."""
         index, run_dir = self.index, self._run_dir
+        failed = self._server_died or self._server_gone is not None
         index.ended = ended
         conclusion = self._conclude()
         index.write(run_dir, conclusion)
         if ended == "done" and (not run_dir.sealed or self.resume is not None):
             run_dir.seal(conclusion.validity, conclusion.reasons)
         elif not run_dir.sealed:
-            run_dir.seal(Validity.FAILED if self._server_died else Validity.INTERRUPTED, [ended])
+            run_dir.seal(Validity.FAILED if failed else Validity.INTERRUPTED, [ended])
         try:
             publish_sweep(run_dir, index, conclusion, self.output)
         except RunError as error:
@@ -322,4 +336,4 @@ class SweepRun:
             complain(error)
         if self._ended_by is not None:
             return status_of(self._ended_by)
-        return ExitStatus.FAILED if self._server_died else conclusion.status
+        return ExitStatus.FAILED if failed else conclusion.status

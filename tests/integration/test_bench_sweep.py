@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -25,15 +26,24 @@ SLOW = "--random-input-len 8 --random-output-len 6 --num-prompts 120 --cooldown 
 """A second at C4, four seconds at C1."""
 
 
+@contextlib.contextmanager
+def emitter(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Its process and its port."""
+    file = folder / "port"
+    process = subprocess.Popen([sys.executable, str(EMITTER), "--port-file", str(file), "--tick-ms", "5"])
+    try:
+        until(lambda: file.exists() and file.read_text() != "")
+        yield process, file.read_text()
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of an emitter."""
-    file = tmp_path_factory.mktemp("emitter") / "port"
-    process = subprocess.Popen([sys.executable, str(EMITTER), "--port-file", str(file), "--tick-ms", "5"])
-    until(lambda: file.exists() and file.read_text() != "")
-    yield file.read_text()
-    process.terminate()
-    process.wait(20)
+    with emitter(tmp_path_factory.mktemp("emitter")) as (_, where):
+        yield where
 
 
 def start(folder: Path, port: str, arguments: str) -> subprocess.Popen[str]:
@@ -168,6 +178,63 @@ def test_interrupted_sweep_shows_the_points_it_has(tmp_path: Path, port: str, nu
     assert {point["value"] for point in index_of(tmp_path / "run")["points"]} == {4}
     assert RunDirectory.open(tmp_path / "run").read_run_json()["validity"] == "interrupted"
     assert RunDirectory.open(half).read_summary()["validity"] == "interrupted"
+
+
+def test_server_that_is_gone_ends_the_sweep_as_failed_with_what_was_measured(tmp_path: Path) -> None:
+    with emitter(tmp_path) as (server, where):
+        process = start(tmp_path, where, f"--max-concurrency 4,1,2 --continue {SLOW} --output-dir run")
+        half = tmp_path / "run" / "arms" / "concurrency-1" / "run-1"
+        until_records(process, half)
+        server.kill()
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 1, errors
+    assert "C4" in output
+    index = index_of(tmp_path / "run")
+    assert "the server is gone" in index["ended"]
+    assert {point["value"] for point in index["points"]} == {4}
+    assert not (tmp_path / "run" / "arms" / "concurrency-2").exists()
+    run_json = RunDirectory.open(tmp_path / "run").read_run_json()
+    assert run_json["validity"] == "failed"
+    assert "the server is gone" in run_json["reasons"][0]
+    assert RunDirectory.open(half).read_summary()["validity"] == "failed"
+
+
+IMPOSSIBLE_LATER = """
+import sys
+from pathlib import Path
+from atom.cli import bench_sweep, main
+from atom.recipes.errors import UsageError
+
+options_of = bench_sweep._point_options
+
+def options(given, swept, value, *rest):
+    if Path("run/arms/concurrency-4/run-1/summary.json").exists() and value == 1:
+        raise UsageError("this load cannot be")
+    return options_of(given, swept, value, *rest)
+
+bench_sweep._point_options = options
+sys.exit(main.main())
+"""
+
+
+def test_point_that_cannot_be_leaves_the_tables_of_those_before(tmp_path: Path, port: str) -> None:
+    arguments = f"--port {port} --max-concurrency 4,1 --output-dir run --json out.json {LOAD.replace('--quiet', '')}"
+    done = subprocess.run(
+        [sys.executable, "-c", IMPOSSIBLE_LATER, "bench", "sweep", *arguments.split()],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / ".src"), "COLUMNS": "140"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "this load cannot be" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "C4" in done.stdout
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert {point["value"] for point in result["points"]} == {4}
+    assert index_of(tmp_path / "run")["ended"] == "this load cannot be"
 
 
 @pytest.mark.parametrize(
