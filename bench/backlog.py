@@ -66,7 +66,9 @@ def backlog(records: Sequence[RequestRecord], *, calm_s: float | None = None) ->
     half_s = (last - middle) / 1e9
     arrivals = len(due) - _until(due, middle)
     if arrivals < MIN_REQUESTS or half_s <= 0:
-        return Backlog(None, 0.0, 0.0, 0, f"{arrivals} requests in the second half are too few to tell")
+        return Backlog(
+            None, 0.0, 0.0, 0, f"too few requests to tell: {arrivals} in the second half (more: --num-prompts)"
+        )
     before, after = (_until(due, t) - _until(ends, t) for t in (middle, last))
     growth = after - before
     arrived, finished = arrivals / half_s, (arrivals - growth) / half_s

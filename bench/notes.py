@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from atom.bench.metrics import Figure, Samples
 from atom.bench.records import Outcome, RequestRecord
 
@@ -38,11 +40,29 @@ def notes_of(
         notes.append(f"{prompts} had another length than planned, by the server's usage; the usage is shown")
     if retried := sum(record.retries for record in records):
         notes.append(f"sent again because the server had closed their idle connection: {_requests(retried)}")
-    return [*notes, *_seen_before(load, figures), *_ended_before(load, records, figures)]
+    return [*notes, *_servers(load, records), *_seen_before(load, figures), *_ended_before(load, records, figures)]
 
 
 def _requests(number: int) -> str:
     return "1 request" if number == 1 else f"{number:,} requests"
+
+
+def _servers(load: Mapping[str, Any], records: Sequence[RequestRecord]) -> list[str]:
+    """Several servers one by one: pooled figures hide that they differ, and what was captured is of the first."""
+    urls = [load.get("base_url"), *(load.get("more_urls") or ())]
+    if len(urls) < 2:
+        return []
+    notes: list[str] = []
+    for number, url in enumerate(urls):
+        mine = [record for record in records if record.server == number]
+        done = [r for r in mine if r.outcome == Outcome.COMPLETED and r.first_ns and r.sent_ns and r.last_ns]
+        line = f"{url}: {len(done)} of {_requests(len(mine))} completed"
+        if done:
+            ttft = float(np.median([((r.first_ns or 0) - (r.sent_ns or 0)) / 1e6 for r in done]))
+            e2el = float(np.median([((r.last_ns or 0) - (r.sent_ns or 0)) / 1e6 for r in done]))
+            line += f", TTFT p50 {ttft:,.1f} ms, E2EL p50 {e2el:,.1f} ms"
+        notes.append(line)
+    return [*notes, f"figures of the server's side are those of {urls[0]} alone (others: --server-metrics)"]
 
 
 def _seen_before(load: Mapping[str, Any], figures: Mapping[str, Figure]) -> list[str]:
@@ -51,9 +71,10 @@ def _seen_before(load: Mapping[str, Any], figures: Mapping[str, Figure]) -> list
     shared = _shared(load) if theory is None else theory.value
     if cached is None or shared is None or cached <= shared + CACHED_ABOVE:
         return []
+    cause = "--seed" if load.get("nonce") is None else "--cache-bust-nonce"
     return [
         f"{cached:.1%} of prompt tokens were in the server's cache, {shared:.1%} is what these prompts share: the "
-        "server had seen them before (an earlier run with this --seed?)"
+        f"server had seen them before (an earlier run with this {cause}?)"
     ]
 
 

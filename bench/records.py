@@ -13,10 +13,12 @@ from typing import Any, Final
 from atom.bench.clocks import ClockOffset, clock_offsets
 from atom.bench.rundir import JsonlFile, RunDirectory, check_schema_version
 
-__all__ = ["MEASURED", "WARMUP", "Outcome", "RequestRecord", "is_count", "read_records"]
+__all__ = ["MEASURED", "UNFINISHED", "WARMUP", "Outcome", "RequestRecord", "is_count", "read_records"]
 
 MEASURED = "measured"
 WARMUP = "warmup"
+UNFINISHED = "unfinished"
+"""Error class of a request that the end of `--grace-period` cut."""
 
 
 class Outcome(StrEnum):

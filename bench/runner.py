@@ -20,7 +20,7 @@ from atom.bench.driver import Rendezvous
 from atom.bench.exchange import Exchange
 from atom.bench.load import LoadSpec, PlannedRequest
 from atom.bench.pools import open_pools
-from atom.bench.records import MEASURED, WARMUP, Outcome, RequestRecord
+from atom.bench.records import MEASURED, UNFINISHED, WARMUP, Outcome, RequestRecord
 from atom.bench.rundir import JsonlWriter, RunDirectory
 from atom.bench.selfwatch import SelfWatch
 from atom.bench.server_gone import REFUSED_PAUSE_S, ServerGone
@@ -344,6 +344,10 @@ class _Run:
         if cancelled:
             exchange.reader.fail("cancelled", "cancelled by the client")
         exchange.reader.fill(record)
+        if cancelled and self._grace_over:
+            grace = self._spec.grace_period or 0.0
+            record.error_class = UNFINISHED
+            record.error_message = f"still running {grace:g} s after the end of --duration"
         if cancelled:
             record.outcome = Outcome.CANCELLED
         elif given_up:

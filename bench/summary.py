@@ -21,7 +21,7 @@ from atom.bench.gsm8k.section import AccuracySection, accuracy_section, asks_wor
 from atom.bench.load import DEFAULT_FAILED_REQUEST_THRESHOLD
 from atom.bench.metrics import DISTRIBUTIONS, RATES, Figure, FloatArray, Samples, collect, distribution
 from atom.bench.notes import notes_of
-from atom.bench.records import Outcome, RequestRecord, read_records
+from atom.bench.records import UNFINISHED, Outcome, RequestRecord, read_records
 from atom.bench.run_facts import checked_run
 from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.schedule import kept
@@ -98,6 +98,7 @@ def summarize(
         timed=accuracy is None,
         sends=load.get("name") != "observe",
         gone=window.server_gone,
+        unanswered=_unanswered(records, max(samples.ttft, default=0.0)),
         errors=errors,
         more_reasons=[reason for section in (accuracy, agentic) if section is not None for reason in section.reasons],
         schedule=kept(records),
@@ -264,6 +265,19 @@ def _most_at_once(records: Sequence[RequestRecord]) -> int | None:
 
 def _sent(records: Sequence[RequestRecord]) -> int:
     return sum(record.sent_ns is not None for record in records)
+
+
+def _unanswered(records: Sequence[RequestRecord], longest_ttft_ms: float) -> int:
+    """Requests cut by the end of the grace period in a longer wait for their first token than any that completed: those
+    that were sent just before it are cut in every run."""
+    return sum(
+        r.error_class == UNFINISHED
+        and r.first_ns is None
+        and r.sent_ns is not None
+        and r.end_ns is not None
+        and (r.end_ns - r.sent_ns) / 1e6 > longest_ttft_ms
+        for r in records
+    )
 
 
 def _time_in_system(records: Sequence[RequestRecord]) -> tuple[int, int]:

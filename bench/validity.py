@@ -118,6 +118,7 @@ def judge(
     timed: bool = True,
     sends: bool = True,
     gone: str | None = None,
+    unanswered: int = 0,
     errors: Sequence[Mapping[str, Any]] = (),
     more_reasons: Sequence[str] = (),
     schedule: Kept | None = None,
@@ -127,7 +128,8 @@ def judge(
 
     `recorded`: how many records were sent and ended, and the sum of these times in nanoseconds. `timed`: False for a
     load whose answers count and not their times, which a saturated client makes no worse. `sends`: False for
-    one that only looks on. `gone`: why the load gave up on the server. `errors`: classes of failures, the most frequent
+    one that only looks on. `gone`: why the load gave up on the server. `unanswered`:
+    requests that the end of the grace period cut in a longer wait for their first token than any that completed. `errors`: classes of failures, the most frequent
     one first. `more_reasons`: what the load
     itself has against its run.
     """
@@ -156,6 +158,13 @@ def judge(
             f"{counts.failed} of {ran} requests failed ({counts.failed / ran:.1%}), "
             f"more than --failed-request-threshold {threshold:g} allows{_mostly(errors)}"
         )
+    if unanswered and not all_failed and counts.completed:
+        share = (counts.failed + unanswered) / (ran + unanswered)
+        if share > threshold:
+            reasons.append(
+                f"{unanswered} requests had no token when --grace-period was over, after a longer wait than any that "
+                f"completed: with the failed ones {share:.1%}, more than --failed-request-threshold {threshold:g} allows"
+            )
     saturation = _saturation(client, figures)
     reasons += [*(saturation if timed else ()), *more_reasons]
     if checks[0].ok is False:

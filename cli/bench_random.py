@@ -79,7 +79,12 @@ def random(
     prompt_type: load.PromptTypeOption = None,
     tokenizer: load.TokenizerOption = None,
     vocab_size: load.VocabSizeOption = None,
-    num_prompts: Annotated[int, typer.Option(help="Requests.", rich_help_panel=LOAD)] = 1000,
+    num_prompts: Annotated[
+        int,
+        typer.Option(
+            help="Requests. Not given beside a rate and --duration: as many as are due in it.", rich_help_panel=LOAD
+        ),
+    ] = 1000,
     **given: Any,
 ) -> int:
     """Random token ids (or random words: --prompt-type text, chat) of given lengths, in a closed or open loop.

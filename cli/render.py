@@ -140,7 +140,7 @@ def _figure_rows(summary: Mapping[str, Any]) -> list[list[str]]:
         rows.append(
             [
                 "arrivals",
-                f"{number(values['requested_rate'])} req/s requested, {number(values['achieved_rate'])} achieved",
+                f"{number(values['requested_rate'])} req/s by schedule, {number(values['achieved_rate'])} as sent",
             ]
         )
     if values.get("request_goodput") is not None:

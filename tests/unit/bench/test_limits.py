@@ -73,6 +73,26 @@ async def test_a_server_that_never_answers_is_a_failed_run_whoever_ended_the_wai
     assert (summary["validity"], summary["reasons"]) == ("failed", ["no request completed: 2 were cancelled, 0 failed"])
 
 
+async def test_a_hung_replica_is_no_valid_run_and_is_named(serve: Any, load: Any, wire: Any) -> None:
+    """Its requests are cut by the grace period: without a token they count like failed ones."""
+    well, hung = serve(lambda number, body: wire.good_answer()), serve(lambda number, body: [wire.HANG])
+    loaded = await load(well.url, 1000, more_urls=(hung.url,), max_concurrency=4, duration=0.3, grace_period=0.2)
+    summary = summarize(loaded.run_dir)
+    cut = [r for r in loaded.records if r.outcome == Outcome.CANCELLED]
+    assert {r.error_class for r in cut} == {"unfinished"}
+    assert summary["validity"] == "not valid"
+    assert "had no token when --grace-period was over" in summary["reasons"][0]
+    assert any(f"{hung.url}: 0 of {len(cut)} requests completed" in note for note in summary["notes"])
+    assert any(note.startswith(f"{well.url}: ") and "TTFT p50" in note for note in summary["notes"])
+
+
+async def test_what_is_cut_as_in_every_run_is_not_held_against_it(serve: Any, load: Any, wire: Any) -> None:
+    server = serve(lambda number, body: [0.1, *wire.good_answer()])
+    loaded = await load(server.url, 1000, max_concurrency=4, duration=0.55, grace_period=0.0)
+    assert any(record.error_class == "unfinished" for record in loaded.records)
+    assert not any("grace-period" in reason for reason in summarize(loaded.run_dir)["reasons"])
+
+
 @pytest.mark.parametrize("trace", [True, False])
 async def test_the_duration_ends_a_pause_of_the_schedule(serve: Any, load: Any, wire: Any, trace: bool) -> None:
     """Whatever is due in minutes or hours: nothing is started after the duration, so there is nothing to wait for."""
