@@ -124,14 +124,11 @@ def judge(
     schedule: Kept | None = None,
 ) -> Verdict:
     """`planned`: requests of the whole load. `schedule`: its arrivals beside what became of them. `threshold`: share of
-    failed requests allowed.
-
-    `recorded`: how many records were sent and ended, and the sum of these times in nanoseconds. `timed`: False for a
-    load whose answers count and not their times, which a saturated client makes no worse. `sends`: False for
-    one that only looks on. `gone`: why the load gave up on the server. `unanswered`:
-    requests that the end of the grace period cut in a longer wait for their first token than any that completed. `errors`: classes of failures, the most frequent
-    one first. `more_reasons`: what the load
-    itself has against its run.
+    failed requests allowed. `recorded`: how many records were sent and ended, and the sum of these times in
+    nanoseconds. `timed`: False for a load whose answers count and not their times, which a saturated client makes no
+    worse. `sends`: False for one that only looks on. `gone`: why the load gave up on the server. `unanswered`: requests
+    that the end of the grace period cut in a longer wait for their first token than any that completed. `errors`:
+    classes of failures, the most frequent one first. `more_reasons`: what the load itself has against its run.
     """
     checks = [_accounting(counts, ended=ended), _little(recorded, wall_s, busy_ns)]
     if schedule is not None and ended:
@@ -162,8 +159,8 @@ def judge(
         share = (counts.failed + unanswered) / (ran + unanswered)
         if share > threshold:
             reasons.append(
-                f"{unanswered} requests had no token when --grace-period was over, after a longer wait than any that "
-                f"completed: with the failed ones {share:.1%}, more than --failed-request-threshold {threshold:g} allows"
+                f"{unanswered} requests had no token when --grace-period was over, after a longer wait than any "
+                f"that completed: with the failed {share:.1%}, more than --failed-request-threshold {threshold:g} allows"
             )
     saturation = _saturation(client, figures)
     reasons += [*(saturation if timed else ()), *more_reasons]
