@@ -159,8 +159,8 @@ def judge(
         share = (counts.failed + unanswered) / (ran + unanswered)
         if share > threshold:
             reasons.append(
-                f"{unanswered} requests had no token when --grace-period was over, after a longer wait than any "
-                f"that completed: with the failed {share:.1%}, more than --failed-request-threshold {threshold:g} allows"
+                f"{unanswered} requests had no token when --grace-period was over, after a longer wait than any that "
+                f"completed: with the failed {share:.1%}, more than --failed-request-threshold {threshold:g} allows"
             )
     saturation = _saturation(client, figures)
     reasons += [*(saturation if timed else ()), *more_reasons]
