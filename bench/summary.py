@@ -24,7 +24,7 @@ from atom.bench.notes import notes_of
 from atom.bench.records import UNFINISHED, Outcome, RequestRecord, read_records
 from atom.bench.run_facts import checked_run
 from atom.bench.rundir import RunDirectory, Validity
-from atom.bench.schedule import kept
+from atom.bench.schedule import Kept, kept
 from atom.bench.slices import slice_width_s, slices_of
 from atom.bench.validity import Client, Verdict, judge
 
@@ -64,7 +64,8 @@ def summarize(
         values = getattr(samples, name)
         if len(values) or name not in ("ttft_scheduled", "per_token_itl", "connect"):
             figures |= distribution(name, values, sorted({*percentiles, 50.0, 99.0}))
-    figures |= _rates(samples, outcomes, records, wall, start, window, slo)
+    schedule, time_in_system = kept(records), _time_in_system(records)
+    figures |= _rates(samples, outcomes, records, wall, window, slo, schedule, time_in_system[1])
     counted_live = window.busy_ns is not None or figures["mean_concurrency"].value is None
     client = _client(window, records)
     figures |= client.figures()
@@ -91,7 +92,7 @@ def summarize(
         threshold=_or(load.get("failed_request_threshold"), DEFAULT_FAILED_REQUEST_THRESHOLD),
         interrupted=window.interrupted,
         ended=window.ended,
-        recorded=_time_in_system(records),
+        recorded=time_in_system,
         wall_s=wall,
         busy_ns=window.busy_ns,
         planned=load.get("num_prompts"),
@@ -101,7 +102,7 @@ def summarize(
         unanswered=_unanswered(records, max(samples.ttft, default=0.0)),
         errors=errors,
         more_reasons=[reason for section in (accuracy, agentic) if section is not None for reason in section.reasons],
-        schedule=kept(records),
+        schedule=schedule,
     )
     damage = _damage(run_dir, run, window, damaged, verdict)
     validity, reasons = _verdict(run, verdict, [*damage, *(() if accuracy is None else accuracy.damage)])
@@ -182,10 +183,12 @@ def _rates(
     outcomes: Mapping[str, int],
     records: Sequence[RequestRecord],
     wall: float,
-    start_ns: int,
     window: ClientWindow,
     slo: Mapping[str, float],
+    schedule: Kept | None,
+    recorded_ns: int,
 ) -> dict[str, Figure]:
+    """`recorded_ns`: Σ (ended − sent) of the records, where no client counted it live."""
     completed = outcomes[Outcome.COMPLETED]
 
     def per_second(amount: float) -> float | None:
@@ -194,10 +197,9 @@ def _rates(
     def ratio(part: float, whole: float) -> float | None:
         return part / whole if whole else None
 
-    schedule = kept(records)
     busy_ns = window.busy_ns
     if busy_ns is None and window.ended:
-        busy_ns = _time_in_system(records)[1]
+        busy_ns = recorded_ns
     values: dict[str, tuple[float | None, int]] = {
         "duration": (wall, 1),
         **(

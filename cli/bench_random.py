@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from atom.cli import load_options as load
-from atom.cli.bench_checks import MAX_REQUESTS, check_numbers, check_prompt_tokens
-from atom.cli.bench_command import SERVER_ARGUMENTS, bench
+from atom.cli.bench_checks import MAX_REQUESTS, check_prompt_tokens
+from atom.cli.bench_command import SERVER_ARGUMENTS, Given, bench
 from atom.cli.load_choices import arrivals, random_load
 from atom.cli.load_options import LOAD
 from atom.cli.option_groups import (
@@ -103,12 +103,17 @@ def random(
         "vocab_size": vocab_size,
         "num_prompts": num_prompts,
     }
-    check_numbers(given)
-    chosen = ctx.get_parameter_source("num_prompts")
+    return bench("random", given, random_load, check=_check)
+
+
+def _check(given: Given) -> None:
+    """Called with numbers that are in their ranges."""
+    chosen = given["ctx"].get_parameter_source("num_prompts")
     if given["duration"] is not None and chosen is not None and chosen.name == "DEFAULT":
         # A rate and a time say how many there are; in a closed loop nobody knows, and the default stands.
         due = arrivals(given).due_within(given["duration"])
         if due is not None and due > MAX_REQUESTS:
             raise UsageError(f"--duration {given['duration']:g} at this --request-rate is {due:,} requests, too many")
-        given["num_prompts"] = num_prompts if due is None else max(1, due)
-    return bench("random", given, random_load, check=check_prompt_tokens)
+        if due is not None:
+            given["num_prompts"] = max(1, due)
+    check_prompt_tokens(given)
