@@ -10,7 +10,7 @@ from typing import Any
 from atom.bench.gsm8k.extract import FILTERS
 from atom.bench.gsm8k.questions import QuestionResult
 
-__all__ = ["Paired", "compared", "mcnemar_p"]
+__all__ = ["Paired", "compared", "keyed", "mcnemar_p"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ def mcnemar_p(only_a: int, only_b: int) -> float:
 
 def compared(a: Sequence[QuestionResult], b: Sequence[QuestionResult]) -> list[Paired]:
     """Both filters, over the questions that both have. A question that a set has twice is paired in order."""
-    others = dict(_keyed(b))
-    pairs = [(result, others[key]) for key, result in _keyed(a) if key in others]
+    others = dict(keyed(b))
+    pairs = [(result, others[key]) for key, result in keyed(a) if key in others]
     rows = []
     for name in FILTERS:
         hits = [(left.hit(name), right.hit(name)) for left, right in pairs]
@@ -86,10 +86,11 @@ def compared(a: Sequence[QuestionResult], b: Sequence[QuestionResult]) -> list[P
     return rows
 
 
-def _keyed(results: Sequence[QuestionResult]) -> list[tuple[tuple[str, int], QuestionResult]]:
+def keyed(results: Sequence[QuestionResult]) -> list[tuple[tuple[str, int], QuestionResult]]:
+    """Each with what it is paired by: the question's key, and how often it had come before."""
     seen: dict[str, int] = {}
-    keyed = []
+    pairs = []
     for result in results:
         seen[result.question] = seen.get(result.question, 0) + 1
-        keyed.append(((result.question, seen[result.question]), result))
-    return keyed
+        pairs.append(((result.question, seen[result.question]), result))
+    return pairs
