@@ -1,0 +1,106 @@
+"""What the runs of one arm under one load came to, all its matched runs together: requests completed of those asked,
+the failure's class, throughput, and why it is no valid evidence. The rows of a causal comparison are made of these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from atom.diag.compare.model import RunResult
+
+if TYPE_CHECKING:
+    from atom.diag.compare.scores import RunScore
+
+__all__ = ["ArmOutcome", "RunEvidence", "outcomes_of"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunEvidence:
+    """One run as it was scored."""
+
+    result: RunResult
+    completed: int | None = None
+    requests: int | None = None
+    """Those the load asks for; None where it ends by time or nothing was recorded."""
+    value: float | None = None
+    """Of the metric that the arms are compared by, raw; None: not measured."""
+    censored: Sequence[str] = ()
+    failure_class: str | None = None
+    """`functional`, `transport`, `agreement`, `infrastructure`, `performance gate`."""
+    failure_line: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        result: RunResult,
+        score: RunScore | None,
+        metric: str,
+        *,
+        planned: int | None = None,
+        failure: tuple[str, str] | None = None,
+    ) -> RunEvidence:
+        """`score`: None where nothing was recorded. `planned`: requests that the load was to have. `failure`: its class
+        and the line that shows it."""
+        found = None if score is None else score.metrics.get(metric)
+        return cls(
+            result=result,
+            completed=None if score is None else score.counts.completed,
+            requests=planned if score is None or planned is not None else score.counts.started,
+            value=None if found is None else found.value,
+            censored=() if score is None else [*score.censored, *score.invalid],
+            failure_class=None if failure is None else failure[0],
+            failure_line=None if failure is None else failure[1],
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArmOutcome:
+    """All runs of one arm."""
+
+    arm: str
+    runs: int
+    started: int
+    """Runs of these whose server came up."""
+    completed: int | None
+    requests: int | None
+    values: tuple[float, ...]
+    censored: tuple[str, ...]
+    failure: Mapping[str, Any] | None
+    """`class` and the evidence's `line`, of the first run that has one."""
+    problem: str | None
+    """Why there is nothing to compare."""
+
+    @property
+    def value(self) -> float | None:
+        return sum(self.values) / len(self.values) if self.values else None
+
+    @property
+    def valid(self) -> bool:
+        """Whether its throughput is evidence."""
+        return bool(self.values) and not self.censored and self.problem is None
+
+
+def outcomes_of(runs: Sequence[RunEvidence]) -> dict[str, ArmOutcome]:
+    """By label, in the order of the runs. `runs`: the counted ones of one load, superseded ones left out."""
+    by_arm: dict[str, list[RunEvidence]] = {}
+    for run in runs:
+        by_arm.setdefault(run.result.arm, []).append(run)
+    return {arm: _together(arm, some) for arm, some in by_arm.items()}
+
+
+def _together(arm: str, runs: Sequence[RunEvidence]) -> ArmOutcome:
+    failed = next((run for run in runs if run.failure_class is not None), None)
+    counted = [run for run in runs if run.completed is not None]
+    asked = [run.requests for run in runs if run.requests is not None]
+    return ArmOutcome(
+        arm=arm,
+        runs=len(runs),
+        started=sum(run.result.has_records for run in runs),
+        completed=sum(run.completed or 0 for run in counted) if counted else None,
+        requests=sum(asked) if asked else None,
+        values=tuple(run.value for run in runs if run.value is not None),
+        censored=tuple(dict.fromkeys(reason for run in runs for reason in run.censored)),
+        failure=None if failed is None else {"class": failed.failure_class, "line": failed.failure_line},
+        problem=next((run.result.problem for run in runs if run.result.problem is not None), None),
+    )
