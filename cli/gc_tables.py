@@ -33,7 +33,7 @@ from atom.diag.gc_profile.gates import GateOutcome, GateResult
 from atom.diag.gc_profile.model import Profile, Totals, Window
 from atom.diag.gc_profile.names import one_line
 
-__all__ = ["gate_table", "profile_tables"]
+__all__ = ["gate_table", "profile_tables", "window_tables"]
 
 _WIDEST: Final = 160
 """Cells; of a table that goes to a page or a pull request."""
@@ -53,6 +53,13 @@ def profile_tables(profiles: Sequence[Profile], *, width: int | None = None) -> 
         *attribution_tables(arms, width),
         process_table(arms, width),
     ]
+
+
+def window_tables(profiles: Sequence[Profile], *, width: int | None = None) -> list[Table]:
+    """Only what the arms did over time: their API processes, then their traffic."""
+    assert profiles
+    arms = name_arms(profiles)
+    return [*_windows(arms, width), *_traffic(arms, width)]
 
 
 def gate_table(results: Sequence[GateResult]) -> Table:

@@ -16,6 +16,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
+from atom.bench.gsm8k.asked import asked_differently
 from atom.bench.gsm8k.compare import keyed, mcnemar_p
 from atom.bench.gsm8k.extract import FILTERS
 from atom.bench.gsm8k.questions import QuestionResult, read_questions
@@ -36,6 +37,7 @@ class _Asked:
 
     directory: Path
     results: Mapping[_Key, QuestionResult]
+    load: Mapping[str, Any]
     problems: str
     figure: str
     failed: int
@@ -58,6 +60,8 @@ def accuracy_section(base: Sequence[Path], head: Sequence[Path], *, base_label: 
         notes.append("nothing to compare: the two arms have no question in common")
     elif alone:
         notes.append(f"{alone:,} questions were answered by one arm alone, and are not compared")
+    if all(sides) and (differing := asked_differently(sides[0][0].load, sides[1][0].load)):
+        notes.append(f"the two were not asked the same way (A: {base_label}, B: {head_label}): {'; '.join(differing)}")
     for label, side in zip((base_label, head_label), sides, strict=True):
         if failed := sum(run.failed for run in side):
             notes.append(f"{label}: {failed:,} failed requests count as wrong")
@@ -87,7 +91,9 @@ def _read(directories: Sequence[Path], notes: list[str]) -> list[_Asked]:
         source = run["load"]["source"]
         failed = sum(result.error is not None for result in questions.results)
         results = dict(keyed(questions.results))
-        runs.append(_Asked(directory, results, str(source.get("problems")), str(source.get("figure")), failed))
+        runs.append(
+            _Asked(directory, results, run["load"], str(source.get("problems")), str(source.get("figure")), failed)
+        )
         if run.get("validity") != "valid":
             notes.append(
                 f"{directory.parent.name}/{directory.name}: {run.get('validity') or 'did not come to its end'}"
