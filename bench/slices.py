@@ -17,7 +17,17 @@ import numpy.typing as npt
 from atom.bench.metrics import FloatArray, Samples
 from atom.bench.records import Outcome, RequestRecord
 
-__all__ = ["DEFAULT_SLICE_S", "LEAST_SLICE_S", "MAX_SLICES", "ByPlace", "Slices", "slice_width_s", "slices_of"]
+__all__ = [
+    "DEFAULT_SLICE_S",
+    "LEAST_SLICE_S",
+    "MAX_SLICES",
+    "ByPlace",
+    "IntArray",
+    "Slices",
+    "slice_width_s",
+    "slices_of",
+    "stream_arrivals",
+]
 
 DEFAULT_SLICE_S: Final = 1.0
 LEAST_SLICE_S: Final = 1e-3
@@ -106,7 +116,7 @@ def slices_of(records: Sequence[RequestRecord], samples: Samples, start_ns: int,
     sent = [record for record in records if record.sent_ns is not None]
     spans = np.array([(one.sent_ns, one.end_ns) for one in sent if one.end_ns is not None], dtype=np.int64)
     ended = [(one.outcome, one.end_ns) for one in records if one.end_ns is not None]
-    arrivals_ns, tokens, gaps_ms, later_ns = _arrivals(samples)
+    arrivals_ns, tokens, gaps_ms, later_ns = stream_arrivals(samples)
     first = [(one.sent_ns, one.first_ns) for one in sent if one.outcome == Outcome.COMPLETED and one.first_ns]
     ttft = np.array(first, dtype=np.int64).reshape(-1, 2)
     per_slice = np.bincount(places(arrivals_ns), weights=tokens, minlength=count)[:count]
@@ -124,7 +134,7 @@ def slices_of(records: Sequence[RequestRecord], samples: Samples, start_ns: int,
     )
 
 
-def _arrivals(samples: Samples) -> tuple[IntArray, FloatArray, FloatArray, IntArray]:
+def stream_arrivals(samples: Samples) -> tuple[IntArray, FloatArray, FloatArray, IntArray]:
     """Arrival times and tokens of all streams, and their gaps in ms with the time of the later arrival."""
     if not samples.tokens_at:
         nothing, no_time = np.array([]), np.array([], dtype=np.int64)

@@ -36,6 +36,7 @@ __all__ = [
     "ScrapeOutcome",
     "Scrapes",
     "ServerCaptures",
+    "read_scrapes",
 ]
 
 FloatArray = npt.NDArray[np.float64]
@@ -219,7 +220,7 @@ class ServerCaptures:
         damaged: Counter[str] = Counter()
         return cls(
             passes=tuple(Passes.of(process) for process in read_gc_records(server, damaged=damaged)),
-            scrapes=_scrapes(_lines(server / f"metrics-{MAIN_ROLE}.jsonl", "sent_ns", damaged)),
+            scrapes=read_scrapes(server, damaged),
             processes=tuple(_processes(_lines(server / "process.jsonl", "t_ns", damaged))),
             health=_health(_lines(server / "health.jsonl", "sent_ns", damaged)),
             others={
@@ -266,6 +267,11 @@ class ServerCaptures:
 def _all_readable(process: GcProcess) -> bool:
     totals = process.totals
     return totals is None or process.passes_at_totals >= totals["recorded"]
+
+
+def read_scrapes(server: Path, damaged: Counter[str] | None = None) -> Scrapes:
+    """Of the loaded server. Lines that cannot be read are counted in `damaged` by file."""
+    return _scrapes(_lines(server / f"metrics-{MAIN_ROLE}.jsonl", "sent_ns", Counter() if damaged is None else damaged))
 
 
 def _lines(path: Path, key: str, damaged: Counter[str]) -> list[dict[str, Any]]:
