@@ -6,7 +6,7 @@ passes or fails a gate is `gates.py`'s.
 
 In this order: a **censored** arm never wins; a difference that survives the correction for multiplicity is **faster**
 or **slower**, unless the whole interval lies within an A/A noise floor of at least two pairs; an interval within the
-margin is **equivalent**, one within the floor is **within noise**; anything else is **inconclusive**. One pair is at most
+margin is **equivalent**, one within the floor **within noise**; anything else is **inconclusive**. One pair is at most
 **indicative**, and arms that differ in more than the ref are **confounded**: both stand before what the figures say.
 """
 
