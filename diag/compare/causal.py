@@ -154,9 +154,8 @@ class _Table:
         treatment = self.cast.treatment
         if treatment is None or arm in (self.cast.control, treatment):
             return None
-        share, found = self._share(arm), None
-        if self._valid(arm) and self._valid(treatment):
-            found = self.net.difference(arm.label, treatment.label)
+        share = self._share(arm)
+        found = self._between(arm, treatment) if self._valid(arm) and self._valid(treatment) else None
         verdict = self._dominance(arm, share)
         return {
             "arm": arm.label,
@@ -164,7 +163,9 @@ class _Table:
             "effect_pct": None if found is None else _percent(found.value),
             "effect_ci_pct": None if found is None else self._percents(found),
             "share": None if share is None or not share.bounded else share.value,
-            "share_ci": None if share is None or not share.bounded else [share.low, share.high],
+            "share_ci": None
+            if share is None or not share.bounded or share.low == share.high
+            else [share.low, share.high],
             "verdict": verdict,
         }
 
@@ -175,12 +176,24 @@ class _Table:
         return outcome is not None and outcome.valid
 
     def _indicative(self, *arms: Arm) -> bool:
-        """Whether one of them has a single pair only."""
+        """Whether what is known of one of them rests on a single pair, or on figures without any."""
         labels = {arm.label for arm in arms}
-        return any(one.n < 2 for pair, one in self.estimates.items() if labels & set(pair))
+        single = any(one.n < 2 for pair, one in self.estimates.items() if labels & set(pair))
+        return single or any(self.net.difference(arm.label, self.cast.control.label) is None for arm in arms)
 
     def _against_control(self, arm: Arm) -> Contrast | None:
-        return self.net.difference(arm.label, self.cast.control.label)
+        return self._between(arm, self.cast.control)
+
+    def _between(self, arm: Arm, other: Arm) -> Contrast | None:
+        """From the pairs; without any that have an interval from the figures alone, which have no spread then."""
+        if (found := self.net.difference(arm.label, other.label)) is not None:
+            return found
+        mine, theirs = (self._value(one) for one in (arm, other))
+        return Contrast(math.log(mine / theirs), 0.0, math.inf) if mine and theirs else None
+
+    def _value(self, arm: Arm) -> float | None:
+        outcome = self.outcomes.get(arm.label)
+        return None if outcome is None else outcome.value
 
     def _of_control(self, arm: Arm) -> dict[str, Any] | None:
         """Share of the matched control's figure in percent; None if either is no evidence."""
@@ -189,18 +202,26 @@ class _Table:
             return None
         matched = ArmKind.RECORDED not in (arm.kind, control.kind) or arm.kind is control.kind
         found = self._against_control(arm)
-        if found is not None:
-            low, high = (100 * math.exp(one) for one in found.interval(self.question.level))
-            return {"value": 100 * math.exp(found.value), "ci": [low, high], "matched": matched}
-        mine, theirs = self.outcomes[arm.label].value, self.outcomes[control.label].value
-        return {"value": 100 * mine / theirs, "ci": None, "matched": False} if mine and theirs else None
+        return (
+            None
+            if found is None
+            else {"value": 100 * math.exp(found.value), "ci": self._percents(found, of=100.0), "matched": matched}
+        )
 
     def _share(self, arm: Arm) -> Ratio | None:
         control, treatment = self.cast.control, self.cast.treatment
         if treatment is None or not all(map(self._valid, (arm, control, treatment))):
             return None
-        recovered = {arm.label: 1.0, treatment.label: -1.0}
-        return self.net.ratio(recovered, {control.label: 1.0, treatment.label: -1.0}, self.question.level)
+        recovered, gap = {arm.label: 1.0, treatment.label: -1.0}, {control.label: 1.0, treatment.label: -1.0}
+        if (found := self.net.ratio(recovered, gap, self.question.level)) is not None:
+            return found
+        above, below = self._between(arm, treatment), self._between(control, treatment)
+        if above is None or below is None:
+            return None
+        if abs(below.value) <= self._margin:
+            return Ratio(math.nan, -math.inf, math.inf)
+        share = above.value / below.value
+        return Ratio(share, share, share)
 
     def _stamp(self, arm: Arm) -> str | None:
         """A recorded result is that of the commit it was recorded at."""
@@ -211,8 +232,9 @@ class _Table:
             return "head not known"
         return None if _same_commit(str(sha), self.head_sha) else NOT_THIS_HEAD
 
-    def _percents(self, found: Contrast) -> list[float]:
-        return [_percent(one) for one in found.interval(self.question.level)]
+    def _percents(self, found: Contrast, of: float = 0.0) -> list[float] | None:
+        """The interval, as what is above or below `of` = 100% or 0; None where the spread is not known."""
+        return [of + _percent(one) for one in found.interval(self.question.level)] if found.se > 0 else None
 
     # what follows
 
