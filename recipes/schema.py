@@ -1,7 +1,8 @@
 """Reading a recipe's YAML as untrusted input: bounded, without aliases or duplicate keys, checked against schema.json.
+A suite of loads is read in the same way, by a schema of its own.
 
 Every error names the file, the line, the field's path and what would be right. What the fields mean once they are
-valid is `recipes/recipe.py`.
+valid is `recipes/recipe.py` and `recipes/suite.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -22,7 +24,7 @@ from atom.recipes.errors import UsageError
 if TYPE_CHECKING:
     import jsonschema
 
-__all__ = ["MAX_RECIPE_BYTES", "RecipeDocument", "read_recipe_file"]
+__all__ = ["MAX_RECIPE_BYTES", "RECIPE", "SUITE", "DocumentKind", "RecipeDocument", "read_document", "read_recipe_file"]
 
 MAX_RECIPE_BYTES: Final = 1 << 20
 _MAX_DEPTH: Final = 50
@@ -30,44 +32,66 @@ _MAX_DEPTH: Final = 50
 FieldPath = tuple[str | int, ...]
 
 
-class RecipeDocument:
-    """A valid recipe as plain data, and where each of its fields stands in the file."""
+@dataclass(frozen=True, slots=True)
+class DocumentKind:
+    word: str
+    schema: str
+    """File beside this one."""
+    fields: str
+    """Such as it must have, for an error message."""
 
-    def __init__(self, source: str, data: dict[str, Any], lines: dict[FieldPath, int]) -> None:
+
+RECIPE: Final = DocumentKind("recipe", "schema.json", "`name:` and `command:`")
+SUITE: Final = DocumentKind("suite", "suite_schema.json", "`name:` and `loads:`")
+
+
+class RecipeDocument:
+    """A valid recipe (or suite) as plain data, and where each of its fields stands in the file."""
+
+    def __init__(
+        self, source: str, data: dict[str, Any], lines: dict[FieldPath, int], kind: DocumentKind = RECIPE
+    ) -> None:
         self.source = source
         self.data = data
         self._lines = lines
+        self._kind = kind
 
     def error(self, path: FieldPath, message: str) -> UsageError:
         """An error about the field at `path`, with its place in the file."""
-        return _field_error(self.source, self._lines, path, message)
+        return _field_error(self._kind, self.source, self._lines, path, message)
 
 
 def read_recipe_file(path: Path) -> RecipeDocument:
     """Parse and check one recipe; UsageError names the file, line, field and what would be right."""
-    source = str(path)
+    return read_document(path, RECIPE)
+
+
+def read_document(path: Path, kind: DocumentKind) -> RecipeDocument:
+    """The same for a file of `kind`."""
+    source, word = str(path), kind.word
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_RECIPE_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"recipe {source}: cannot read it: {error.strerror}") from None
+        raise UsageError(f"{word} {source}: cannot read it: {error.strerror}") from None
     if len(raw) > MAX_RECIPE_BYTES:
-        raise UsageError(f"recipe {source}: larger than {MAX_RECIPE_BYTES} bytes; a recipe is a short YAML file")
+        raise UsageError(f"{word} {source}: larger than {MAX_RECIPE_BYTES} bytes; a {word} is a short YAML file")
     lines: dict[FieldPath, int] = {}
     try:
         root = _Loader(raw.decode("utf-8")).get_single_node()
         data = None if root is None else _build(root, (), lines)
     except UnicodeDecodeError:
-        raise UsageError(f"recipe {source}: must be UTF-8 text") from None
+        raise UsageError(f"{word} {source}: must be UTF-8 text") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"recipe {source}: {_yaml_message(error)}") from None
+        raise UsageError(f"{word} {source}: {_yaml_message(error)}") from None
     if not isinstance(data, dict):
-        raise UsageError(f"recipe {source}: must be a mapping of fields such as `name:` and `command:`")
-    errors = sorted(_validator().iter_errors(data), key=lambda error: [str(part) for part in error.absolute_path])
+        raise UsageError(f"{word} {source}: must be a mapping of fields such as {kind.fields}")
+    found = _validator(kind).iter_errors(data)
+    errors = sorted(found, key=lambda error: [str(part) for part in error.absolute_path])
     if errors:
-        where, message = _explain(errors[0])
-        raise _field_error(source, lines, where, message)
-    return RecipeDocument(source, data, lines)
+        where, message = _explain(kind, errors[0])
+        raise _field_error(kind, source, lines, where, message)
+    return RecipeDocument(source, data, lines, kind)
 
 
 class _Loader(yaml.SafeLoader):
@@ -130,31 +154,33 @@ def _yaml_message(error: Exception) -> str:
 
 
 @functools.cache
-def _schema() -> dict[str, Any]:
-    text = resources.files("atom.recipes").joinpath("schema.json").read_text(encoding="utf-8")
+def _schema(kind: DocumentKind) -> dict[str, Any]:
+    text = resources.files("atom.recipes").joinpath(kind.schema).read_text(encoding="utf-8")
     return cast("dict[str, Any]", json.loads(text))
 
 
 @functools.cache
-def _validator() -> jsonschema.Draft202012Validator:
+def _validator(kind: DocumentKind) -> jsonschema.Draft202012Validator:
     import jsonschema  # 0.2 s, which the capture process and `atom --help` can do without
 
-    return jsonschema.Draft202012Validator(_schema())
+    return jsonschema.Draft202012Validator(_schema(kind))
 
 
-def _field_error(source: str, lines: dict[FieldPath, int], path: FieldPath, message: str) -> UsageError:
+def _field_error(
+    kind: DocumentKind, source: str, lines: dict[FieldPath, int], path: FieldPath, message: str
+) -> UsageError:
     known = path
     while known not in lines:
         known = known[:-1]
     field = f"field `{_dotted(path)}` " if path else ""
-    return UsageError(f"recipe {source}, line {lines[known]}: {field}{message}")
+    return UsageError(f"{kind.word} {source}, line {lines[known]}: {field}{message}")
 
 
 def _dotted(path: FieldPath) -> str:
     return re.sub(r"\.\[", "[", ".".join(f"[{part}]" if isinstance(part, int) else part for part in path))
 
 
-def _explain(error: jsonschema.ValidationError) -> tuple[FieldPath, str]:
+def _explain(kind: DocumentKind, error: jsonschema.ValidationError) -> tuple[FieldPath, str]:
     """The field at fault and what would be right for it."""
     path: FieldPath = tuple(error.absolute_path)
     schema = cast("dict[str, Any]", error.schema)
@@ -167,15 +193,15 @@ def _explain(error: jsonschema.ValidationError) -> tuple[FieldPath, str]:
         return (*path, unknown), f"is unknown; {hint}"
     if error.validator == "required":
         missing = next(name for name in schema["required"] if name not in instance)
-        return (*path, missing), f"is missing; it must be {_expected(schema['properties'][missing])}"
+        return (*path, missing), f"is missing; it must be {_expected(kind, schema['properties'][missing])}"
     if error.validator == "pattern" and "propertyNames" in error.absolute_schema_path:
         return (*path, str(instance)), f"has a name that must match {schema['pattern']}"
-    return path, f"is {_shown(instance)}; it must be {_expected(schema)}"
+    return path, f"is {_shown(instance)}; it must be {_expected(kind, schema)}"
 
 
-def _expected(schema: dict[str, Any]) -> str:
+def _expected(kind: DocumentKind, schema: dict[str, Any]) -> str:
     if "$ref" in schema:
-        schema = _schema()["$defs"][schema["$ref"].rpartition("/")[2]]
+        schema = _schema(kind)["$defs"][schema["$ref"].rpartition("/")[2]]
     if "description" in schema:
         return str(schema["description"])
     return " or ".join(_types(schema)) or "of another form"
