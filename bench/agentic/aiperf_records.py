@@ -27,7 +27,7 @@ from atom.bench.rundir import RunDirectory, read_jsonl
 from atom.bench.wall_clock import WallClock
 from atom.recipes.errors import UsageError
 
-__all__ = ["ARTIFACTS", "WORKER", "Imported", "import_records", "take_over"]
+__all__ = ["ARTIFACTS", "WORKER", "Imported", "import_records", "record_of_line", "take_over"]
 
 ARTIFACTS: Final = "aiperf"
 """Folder of the run directory."""
@@ -254,6 +254,14 @@ class _Places:
 
     def of(self, conversation: str | None, turn: int | None) -> _Place | None:
         return None if conversation is None or turn is None else self._found.get((conversation, turn))
+
+
+def record_of_line(index: int, line: Mapping[str, Any], clock: WallClock) -> RequestRecord:
+    """One line of `profile_export.jsonl`, of whatever load. ValueError if it is none."""
+    try:
+        return _record(index, line, clock, _Names(), _Places(()))
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"no line of AIPerf: {error}") from None
 
 
 def _record(index: int, line: Mapping[str, Any], clock: WallClock, names: _Names, places: _Places) -> RequestRecord:
