@@ -13,7 +13,7 @@ from typing import Any, Final
 from atom.cli import options as opt
 from atom.cli.bench_checks import check_numbers, check_texts
 from atom.cli.bench_run import BenchRun
-from atom.cli.load_choices import check_address, launch_options, server_choice
+from atom.cli.load_choices import check_address, launch_options, pin_client, server_choice
 from atom.cli.load_run import Afterwards, LoadFactory
 from atom.cli.publish import Output
 from atom.recipes.errors import UsageError
@@ -43,6 +43,7 @@ def bench(
     check_texts(given)
     check_address(given)
     launch = launch_options(given)
+    pin_client(given)
     return BenchRun(
         name=name,
         server=server_choice(given, replace(launch, env={**server_env, **launch.env})),

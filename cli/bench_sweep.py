@@ -16,7 +16,7 @@ from atom.bench.sweep_index import SweepIndex
 from atom.cli import load_options as load
 from atom.cli.bench_checks import check_numbers, check_prompt_tokens, check_texts, most_prompts
 from atom.cli.bench_command import SERVER_ARGUMENTS, Given, bench_output
-from atom.cli.load_choices import check_address, launch_options, random_load, server_choice
+from atom.cli.load_choices import check_address, launch_options, pin_client, random_load, server_choice
 from atom.cli.load_options import EVIDENCE, LOAD
 from atom.cli.load_run import LoadFactory
 from atom.cli.option_groups import (
@@ -154,6 +154,7 @@ def _sweep(given: Given) -> int:
     check_texts(given)
     check_address(given)
     launch = launch_options(given)
+    pin_client(given)
 
     def point(value: float, seed: int, arrivals_s: float) -> LoadFactory:
         fields = _point_options(given, plan.swept, value, seed, arrivals_s)

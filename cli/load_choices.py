@@ -18,8 +18,10 @@ from atom.cli import options as opt
 from atom.cli.bench_checks import parse_extra_body
 from atom.cli.load_run import LoadFactory, ServerChoice
 from atom.diag.metrics_target import parse_metrics_targets
+from atom.recipes.cpus import allow_cpus, check_pinnable, own_cpus
 from atom.recipes.errors import UsageError
 from atom.recipes.launcher import LaunchOptions
+from atom.recipes.resolve import resolve_recipe
 
 __all__ = [
     "BACKENDS",
@@ -28,6 +30,7 @@ __all__ = [
     "check_address",
     "launch_options",
     "limits",
+    "pin_client",
     "random_load",
     "sampling",
     "server_choice",
@@ -149,6 +152,8 @@ def launch_options(given: dict[str, Any]) -> LaunchOptions:
         ("--set", given["set_"] or None),
         ("--devices", given["devices"]),
         ("--ready-timeout", given["ready_timeout"]),
+        ("--server-env", given["server_env"] or None),
+        ("--server-cpus", given["server_cpus"]),
         ("server arguments", arguments or None),
     ):
         if value is not None and given["recipe"] is None:
@@ -159,7 +164,23 @@ def launch_options(given: dict[str, Any]) -> LaunchOptions:
         variables=opt.parse_pairs("--set", given["set_"] or []),
         extra_args=arguments,
         ready_timeout_s=given["ready_timeout"],
+        env=opt.parse_pairs("--server-env", given["server_env"] or []),
+        cpus=_server_cpus(given),
     )
+
+
+def _server_cpus(given: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Where the server is to run; a client that moves (`pin_client`) does not take it along."""
+    if given["server_cpus"] is not None:
+        check_pinnable("--server-cpus", resolve_recipe(given["recipe"]))
+        return opt.given_cpus("--server-cpus", given["server_cpus"])
+    return own_cpus() if given["client_cpus"] is not None and given["recipe"] is not None else None
+
+
+def pin_client(given: Mapping[str, Any]) -> None:
+    """Put this process, and those it starts from now on, on the CPUs that `--client-cpus` names."""
+    if given["client_cpus"] is not None:
+        allow_cpus(opt.given_cpus("--client-cpus", given["client_cpus"]))
 
 
 def sampling(given: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +21,7 @@ from atom.cli.progress import PLAIN_PERIOD_S, LoadProgress, StatusLine
 from atom.cli.rank_run import leader, rank_count
 from atom.cli.server_side import summed_up
 from atom.cli.signals import ending_signals, note
+from atom.cli.start_gate import StartGate, start_gate
 from atom.diag.metrics_target import MetricsTarget
 from atom.diag.session import ServerUnderTest
 from atom.recipes.errors import UsageError
@@ -110,6 +112,8 @@ class LoadRunner:
     """The signal that ended the load early."""
     started: bool = field(default=False, init=False)
     """Whether the load began: only then is there something to keep."""
+    gate: StartGate | None = field(default_factory=start_gate, init=False)
+    """Where another load has to begin at the same moment."""
 
     def judge(self, run_dir: RunDirectory, outcome: LoadOutcome) -> tuple[Validity, list[str]]:
         """What the load is worth as evidence, and why not more: from its records, not from `outcome`."""
@@ -151,15 +155,22 @@ class LoadRunner:
             )
         run_dir.write_run_json({"target": target.as_dict(), "backend": choice.backend})
         spec = self.load.spec(self.name, choice.endpoint(server.base_url, target.model), target)
+        if self.gate is not None:
+            died = threading.Event()
+            server.call_when_dead(died.set)
+            self.gate.pass_through(died)
         self.started = True
         with LoadProgress(self.line, quiet=self.quiet, plain_period_s=self.load.stats_interval) as progress:
-            outcome = run_in_loop(self._run(spec, target, run_dir, progress, server))
+            on_progress = progress if self.gate is None else self.gate.reporting(progress)
+            outcome = run_in_loop(self._run(spec, target, run_dir, on_progress, server))
+        if self.gate is not None:
+            self.gate.loaded()
         if self.afterwards is not None and self.ended_by is None:
             self.afterwards(spec.endpoint, run_dir)
         return outcome
 
     async def _run(
-        self, spec: LoadSpec, target: Target, run_dir: RunDirectory, progress: LoadProgress, server: ServerUnderTest
+        self, spec: LoadSpec, target: Target, run_dir: RunDirectory, progress: OnProgress, server: ServerUnderTest
     ) -> LoadOutcome:
         """The load, ended early by Ctrl-C, SIGTERM, SIGHUP, or the server's death."""
         loop = asyncio.get_running_loop()

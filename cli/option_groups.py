@@ -71,6 +71,20 @@ def server_options(
     set_: load.SetOption = None,
     devices: load.DevicesOption = None,
     ready_timeout: load.ReadyTimeoutOption = None,
+    server_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="Environment of the recipe's server alone; repeatable.", rich_help_panel=SERVER
+        ),
+    ] = None,
+    server_cpus: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="CPUs for the recipe's server, such as 0-3,8.", rich_help_panel=SERVER),
+    ] = None,
+    client_cpus: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="CPUs for the load generator and what it records.", rich_help_panel=LOAD),
+    ] = None,
     base_url: Annotated[
         list[str] | None,
         typer.Option(

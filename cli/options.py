@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from atom.cli.outputs import check_distinct, check_writable
+from atom.recipes.cpus import check_cpus, parse_cpus
 from atom.recipes.errors import UsageError
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "SeedOption",
     "check_outputs",
     "check_writable",
+    "given_cpus",
     "parse_duration",
     "parse_pairs",
     "parse_percentiles",
@@ -117,6 +119,13 @@ def parse_rate(text: str) -> float:
     if math.isnan(rate):
         raise UsageError(f"--request-rate must be a number of requests per second, or inf; got {text!r}")
     return rate
+
+
+def given_cpus(flag: str, text: str) -> tuple[int, ...]:
+    """`0-3,8` → (0, 1, 2, 3, 8), all of which this process may use; UsageError otherwise."""
+    cpus = parse_cpus(flag, text)
+    check_cpus(flag, cpus)
+    return cpus
 
 
 _SECONDS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}

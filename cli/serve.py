@@ -24,10 +24,11 @@ from atom.bench.provenance import command_line
 from atom.bench.redact import redact_arguments
 from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.runner import LoadOutcome
-from atom.cli.options import QuietOption, check_writable
+from atom.cli.options import QuietOption, check_writable, given_cpus
 from atom.cli.signals import ending_signals
 from atom.diag.server_info import server_info
 from atom.diag.session import MeasuredSession, ServerUnderTest
+from atom.recipes.cpus import check_pinnable
 from atom.recipes.errors import ExitStatus, ServerDiedError, UsageError
 from atom.recipes.launcher import LaunchOptions, LaunchProgress, launch
 from atom.recipes.recipe import Recipe
@@ -90,6 +91,9 @@ def serve(
     devices: Annotated[
         str | None, typer.Option("--devices", metavar="0,1", help="accelerators the server may use")
     ] = None,
+    server_cpus: Annotated[
+        str | None, typer.Option("--server-cpus", metavar="0-3", help="CPUs the server may use")
+    ] = None,
     variables: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="a variable of the recipe, such as python=PATH"),
@@ -127,10 +131,14 @@ def serve(
         extra_args=plan.extra,
         ready_timeout_s=ready_timeout,
         stop_grace_s=_stop_grace(stop_grace, plan.extra),
+        cpus=None if server_cpus is None else given_cpus("--server-cpus", server_cpus),
     )
     view = _View(quiet=quiet, json_path=json_path)
+    resolved = resolve_recipe(plan.recipe)
+    if server_cpus is not None:
+        check_pinnable("--server-cpus", resolved)
     with _signals() as signals:
-        status = _run(resolve_recipe(plan.recipe), options, output_dir, view, signals)
+        status = _run(resolved, options, output_dir, view, signals)
     if status != ExitStatus.OK:
         raise typer.Exit(int(status))
 

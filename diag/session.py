@@ -191,6 +191,7 @@ class MeasuredSession:
         tried = _locate_metrics(under_test, recipe.metrics)
         facts = _server_facts(server)
         facts |= {"metrics_url": under_test.metrics_url, "metrics_tried": tried, "listeners": listeners}
+        facts |= {"cpus": None if options.cpus is None else list(options.cpus)}
         self.run_dir.write_run_json({"recipe": _recipe_facts(recipe), "server": facts})
         return under_test
 

@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -34,10 +34,12 @@ from atom.recipes.scratch import Scratch, make_scratch
 from atom.recipes.server import Server, SupervisorLink
 from atom.recipes.spawn import import_root
 
-__all__ = ["LaunchOptions", "LaunchProgress", "launch"]
+__all__ = ["PREPARED_VARIABLE", "LaunchOptions", "LaunchProgress", "launch"]
 
 _T = TypeVar("_T")
 
+PREPARED_VARIABLE: Final = "ATOM_PREPARED_SOURCE"
+"""Its value is the `{src}` for which the recipe's `prepare` has been run: it is not run again."""
 _PORT_ATTEMPTS: Final = 3
 _FIRST_PROBE_S: Final = 0.05
 _PROBE_EVERY_S: Final = 0.5
@@ -64,6 +66,8 @@ class LaunchOptions:
     ready_timeout_s: float | None = None
     """None: the recipe's."""
     stop_grace_s: float | None = None
+    cpus: tuple[int, ...] | None = None
+    """CPUs the server may use; None: those of this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +171,8 @@ def _prepare_start(recipe: Recipe, options: LaunchOptions, variables: Mapping[st
         python_path=options.python_path,
         devices=options.devices,
     )
+    if os.environ.get(PREPARED_VARIABLE) == values["src"]:
+        expansion = replace(expansion, prepare=[])
     finder = None
     if recipe.listens is not None and not ports["port"]:
         finder = PortFinder(recipe.roles, any_http=recipe.metrics.dialect == "auto")
@@ -212,6 +218,7 @@ def _start(
         grace_s=recipe.stop.grace_s if options.stop_grace_s is None else options.stop_grace_s,
         scratch=scratch,
         on_log=on_log,
+        cpus=options.cpus,
     )
     return Server(recipe=recipe, host=options.host, ports=start.ports, expansion=start.expansion, link=link)
 

@@ -67,6 +67,7 @@ class SupervisorLink:
         grace_s: float,
         scratch: Scratch,
         on_log: Callable[[str], None] | None,
+        cpus: Sequence[int] | None = None,
     ) -> None:
         self.label = label
         self.log_path = log_path
@@ -95,6 +96,7 @@ class SupervisorLink:
             launcher_pid=own.pid,
             launcher_start_ticks=own.start_ticks,
             scratch=str(scratch.path),
+            cpus=None if cpus is None else list(cpus),
         )
         self._error_path = scratch.path / "supervisor.err"
         with self._error_path.open("wb") as errors:

@@ -79,6 +79,8 @@ class SupervisorConfig:
     launcher_start_ticks: int
     scratch: str | None
     """Directory to remove at the end if the launcher is gone by then."""
+    cpus: list[int] | None = None
+    """What everything of the server is started on; None: where the launcher was when it started this process."""
 
 
 @dataclass
@@ -136,6 +138,8 @@ class Supervisor:
         """Exit statuses of our own commands, by pid."""
         self._running: set[int] = set()
         self._selector = selectors.DefaultSelector()
+        if config.cpus is not None:
+            os.sched_setaffinity(0, config.cpus)  # children inherit it; for this process itself a slice of them will do
         self._watched_output: dict[int, LineSplitter] = {}
         self._control_fd = control_fd
         self._control_rest = b""
