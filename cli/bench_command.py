@@ -18,7 +18,10 @@ from atom.cli.load_run import Afterwards, LoadFactory
 from atom.cli.publish import Output
 from atom.recipes.errors import UsageError
 
-__all__ = ["SERVER_ARGUMENTS", "bench", "bench_output"]
+__all__ = ["CHECK_ONLY", "SERVER_ARGUMENTS", "bench", "bench_output"]
+
+CHECK_ONLY: Final = "atom.check_only"
+"""In a context's `meta`: the command checks what it is given, and measures nothing."""
 
 SERVER_ARGUMENTS: Final = {"allow_extra_args": True}
 """What stands after `--` goes to a recipe's server."""
@@ -44,13 +47,14 @@ def bench(
     check_address(given)
     launch = launch_options(given)
     pin_client(given)
-    return BenchRun(
+    run = BenchRun(
         name=name,
         server=server_choice(given, replace(launch, env={**server_env, **launch.env})),
         load=load(given),
         output=bench_output(given),
         afterwards=afterwards,
-    ).run()
+    )
+    return run.check() if CHECK_ONLY in given["ctx"].meta else run.run()
 
 
 def bench_output(given: Given) -> Output:

@@ -47,6 +47,11 @@ class BenchRun:
             afterwards=self.afterwards,
         )
 
+    def check(self) -> int:
+        """UsageError for a load that cannot be. Nothing is started, and nothing is written."""
+        self._runner.check()
+        return ExitStatus.OK
+
     def run(self) -> int:
         """Everything, to the exit status."""
         runner = self._runner
