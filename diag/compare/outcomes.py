@@ -5,12 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from atom.diag.compare.model import RunResult
-
-if TYPE_CHECKING:
-    from atom.diag.compare.scores import RunScore
 
 __all__ = ["ArmOutcome", "RunEvidence", "outcomes_of"]
 
@@ -29,29 +26,6 @@ class RunEvidence:
     failure_class: str | None = None
     """`functional`, `transport`, `agreement`, `infrastructure`, `performance gate`."""
     failure_line: str | None = None
-
-    @classmethod
-    def of(
-        cls,
-        result: RunResult,
-        score: RunScore | None,
-        metric: str,
-        *,
-        planned: int | None = None,
-        failure: tuple[str, str] | None = None,
-    ) -> RunEvidence:
-        """`score`: None where nothing was recorded. `planned`: requests that the load was to have. `failure`: its class
-        and the line that shows it."""
-        found = None if score is None else score.metrics.get(metric)
-        return cls(
-            result=result,
-            completed=None if score is None else score.counts.completed,
-            requests=planned if score is None or planned is not None else score.counts.started,
-            value=None if found is None else found.value,
-            censored=() if score is None else [*score.censored, *score.invalid],
-            failure_class=None if failure is None else failure[0],
-            failure_line=None if failure is None else failure[1],
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -172,7 +172,7 @@ def test_a_censored_cell_is_no_evidence() -> None:
     made = section(measured(-0.1, 0.0), bad)
     assert made["verdict"] == "inconclusive: cell (head's source, base's runtime) is censored"
     assert made["effects"]["source"] is None
-    assert "90.0 raw, is censored" in markdown(causal_tables({"cross": [made]}))
+    assert "90.00 raw, is censored" in markdown(causal_tables({"cross": [made]}))
 
 
 def test_tables_of_a_whole_crossover() -> None:
