@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from atom.diag.gc_hook import ACTION_VARIABLE, DIRECTORY_VARIABLE, ROLES_VARIABLE, check_action
+from atom.diag.gc_hook import ACTION_VARIABLE, DIRECTORY_VARIABLE, ORIGINS_VARIABLE, ROLES_VARIABLE, check_action
 from atom.recipes.known_servers import KNOWN_ROLES
 from atom.recipes.recipe import Roles
 
@@ -22,13 +22,17 @@ def hook_python_path() -> Path:
     return Path(__file__).absolute().parent / "gc_inject"
 
 
-def hook_environment(directory: Path, roles: Roles, action: str | None = None) -> Mapping[str, str]:
+def hook_environment(
+    directory: Path, roles: Roles, action: str | None = None, packages: Sequence[str] = ()
+) -> Mapping[str, str]:
     """Variables that make the hook write to `directory` (which must exist) under the names of these roles.
 
     `action`: what it does to the collector once `gc-action-start` is in the directory; ValueError if it is none
-    (`check_action`).
+    (`check_action`). `packages`: whose modules' origins it records.
     """
     variables = {DIRECTORY_VARIABLE: str(directory.absolute()), ROLES_VARIABLE: json.dumps(roles.as_dict())}
+    if packages:
+        variables[ORIGINS_VARIABLE] = json.dumps(list(packages))
     return variables if action is None else {**variables, ACTION_VARIABLE: check_action(action)}
 
 

@@ -171,9 +171,10 @@ class MeasuredSession:
         directory = self.run_dir.server
         options = replace(self.options, log_dir=directory)
         if self.gc_hook:
+            hook = hook_environment(directory, recipe.roles, self.gc_action, recipe.source_tree.packages)
             options = replace(
                 options,
-                env={**options.env, **hook_environment(directory, recipe.roles, self.gc_action)},
+                env={**options.env, **hook},
                 python_path=[hook_python_path(), *options.python_path],
             )
         server = stack.enter_context(

@@ -24,6 +24,7 @@ __all__ = [
     "Recipe",
     "Requirement",
     "Roles",
+    "SourceTree",
     "Stop",
     "Variable",
     "recipe_from_document",
@@ -107,6 +108,16 @@ class Roles:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SourceTree:
+    """How a checkout of the server's source is run (`source` in the file)."""
+
+    path: str = "."
+    """`{src}` within the checkout: what goes on PYTHONPATH."""
+    packages: tuple[str, ...] = ()
+    """Python packages, dotted, that must then come from the checkout, wherever else they are installed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Listens:
     """Where a command that is run unchanged listens."""
 
@@ -145,6 +156,7 @@ class Recipe:
     stop: Stop = field(default_factory=Stop)
     metrics: Metrics = field(default_factory=Metrics)
     roles: Roles = field(default_factory=Roles)
+    source_tree: SourceTree = field(default_factory=SourceTree)
     disaggregated: bool = False
     """It has a `context` or `generation` part; the launcher refuses those."""
     listens: Listens | None = None
@@ -191,6 +203,7 @@ def recipe_from_document(document: RecipeDocument) -> Recipe:
         ),
         metrics=_metrics(document),
         roles=_roles(document),
+        source_tree=_source_tree(document),
         disaggregated="context" in raw or "generation" in raw,
     )
 
@@ -222,6 +235,14 @@ def _ports(document: RecipeDocument) -> dict[str, int | None]:
         if name in RESERVED_PLACEHOLDERS or name in document.data.get("variables", {}):
             raise document.error(("ports", name), "is the name of another placeholder; call it something else")
     return dict(ports)
+
+
+def _source_tree(document: RecipeDocument) -> SourceTree:
+    raw = document.data.get("source", {})
+    path: str = raw.get("path", ".")
+    if path.startswith("/") or ".." in path.split("/"):
+        raise document.error(("source", "path"), f"is {path!r}; it must be a directory inside the checkout")
+    return SourceTree(path=path, packages=tuple(raw.get("packages", ())))
 
 
 def _port_name(document: RecipeDocument, section: str) -> str:

@@ -24,6 +24,7 @@ from functools import partial
 
 from .actions import Action, freeze_count
 from .forks import HOOKS, watch_forks
+from .origins import Origins
 from .passes import PassQueue
 from .record import ACTION_FILE, OWNER_FILE, STOP_FILE, Record, Roles, command_line
 from .tally import Tally
@@ -97,7 +98,8 @@ class GcHook:
     """Times the collections of this process and records them under `directory`.
 
     `roles`: role to regular expressions on the command line, the most specific role first. `action`: see
-    `check_action`. `attached`: removes itself when `gc-hook-owner` is no longer locked.
+    `check_action`. `attached`: removes itself when `gc-hook-owner` is no longer locked. `packages`: whose modules'
+    origins are recorded.
     """
 
     def __init__(
@@ -106,8 +108,10 @@ class GcHook:
         roles: Mapping[str, Sequence[str]],
         action: str | None = None,
         attached: bool = False,
+        packages: Sequence[str] = (),
     ) -> None:
         self.roles = Roles(roles)
+        self.packages = packages
         self.record = Record(directory, self.roles)
         self.action = Action(action) if action else None
         self.attached = attached
@@ -117,6 +121,7 @@ class GcHook:
 
     def _reset(self) -> None:
         self.installed_ns = time.monotonic_ns()
+        self.origins = Origins(self.record.directory, self.packages)
         self.passes = PassQueue()
         self.tally = Tally(old_generations(self.kind)[0])
         self.overflowed = 0
@@ -303,6 +308,7 @@ class GcHook:
             if totals:
                 self.record.follow_title()
                 self.record.write_record(self._totals(t_ns))
+                self.origins.write(self.record.role)
         finally:
             self.draining.release()
 

@@ -26,6 +26,7 @@ INTERFACE = 1
 DIRECTORY_VARIABLE = "ATOM_GC_HOOK_DIR"
 ROLES_VARIABLE = "ATOM_GC_HOOK_ROLES"
 ACTION_VARIABLE = "ATOM_GC_HOOK_ACTION"
+ORIGINS_VARIABLE = "ATOM_GC_HOOK_ORIGINS"
 
 _installing = _thread.allocate_lock()
 _answering: set[str] = set()
@@ -33,14 +34,18 @@ _answering: set[str] = set()
 
 
 def install(
-    directory: str, roles: Mapping[str, Sequence[str]], action: str | None = None, attached: bool = False
+    directory: str,
+    roles: Mapping[str, Sequence[str]],
+    action: str | None = None,
+    attached: bool = False,
+    packages: Sequence[str] = (),
 ) -> bool:
     """Record this process into `directory`; False if it is already. Another directory gets a hook of its own."""
     with _installing:
         wanted = os.path.realpath(directory)
         there = [hook for hook in HOOKS if os.path.realpath(hook.record.directory) == wanted]
         if not there:
-            GcHook(directory, roles, action, attached).install()
+            GcHook(directory, roles, action, attached, packages).install()
         if attached:
             (there or HOOKS)[-1].begin()
         return not there
@@ -50,16 +55,18 @@ def install_from_environment() -> None:
     """Install the hook as the environment says, if it does and the interpreter has callbacks.
 
     `ATOM_GC_HOOK_DIR`: where the files go. `ATOM_GC_HOOK_ROLES`: JSON, role to regular expressions on the command line,
-    the most specific role first. `ATOM_GC_HOOK_ACTION`: see `actions.check_action`.
+    the most specific role first. `ATOM_GC_HOOK_ACTION`: see `actions.check_action`. `ATOM_GC_HOOK_ORIGINS`: JSON, the
+    packages whose modules' origins are recorded.
     """
     directory = os.environ.get(DIRECTORY_VARIABLE)
     if not directory or not hasattr(gc, "callbacks") or os.path.exists(os.path.join(directory, STOP_FILE)):
         return
     try:
         roles = json.loads(os.environ.get(ROLES_VARIABLE) or "{}")
+        packages = json.loads(os.environ.get(ORIGINS_VARIABLE) or "[]")
     except ValueError:
-        roles = {}
-    install(directory, roles, os.environ.get(ACTION_VARIABLE) or None)
+        roles, packages = {}, []
+    install(directory, roles, os.environ.get(ACTION_VARIABLE) or None, packages=packages)
 
 
 def install_attached(directory: str, roles: Mapping[str, Sequence[str]], action: str | None, confirmation: str) -> None:

@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["ACTION_FILE", "OWNER_FILE", "STOP_FILE", "Record", "Roles", "command_line"]
+__all__ = ["ACTION_FILE", "OWNER_FILE", "STOP_FILE", "Record", "Roles", "command_line", "start_ticks"]
 
 ACTION_FILE = "gc-action-start"
 STOP_FILE = "gc-hook-stop"
@@ -67,8 +67,8 @@ class Record:
         """Begin the file; its `hook` line is the process's identity and `header`."""
         self.command = command_line()
         self.role = self.roles.role_of(self.command)
-        start_ticks = _start_ticks()
-        identity = f'"pid":{self.pid},"start_ticks":{"null" if start_ticks is None else start_ticks},'
+        ticks = start_ticks()
+        identity = f'"pid":{self.pid},"start_ticks":{"null" if ticks is None else ticks},'
         try:
             self.path, self.fd = self._create(identity)
             self.written = os.fstat(self.fd).st_size
@@ -76,7 +76,7 @@ class Record:
             self.failed = True
             return
         first = {"type": "hook", "schema_version": header["schema_version"], "pid": self.pid}
-        self.write_record({**first, "start_ticks": start_ticks, "ppid": os.getppid(), "role": self.role, **header})
+        self.write_record({**first, "start_ticks": ticks, "ppid": os.getppid(), "role": self.role, **header})
 
     def _create(self, identity: str) -> tuple[str, int]:
         """A new file; or the one that this process began before an exec or a detach. Never another process's: pids are
@@ -138,7 +138,7 @@ def command_line() -> str:
         return ""
 
 
-def _start_ticks() -> int | None:
+def start_ticks() -> int | None:
     """Start time in clock ticks since boot: with the pid an identity, and the same seen from inside a container."""
     try:
         with open("/proc/self/stat", "rb") as file:
