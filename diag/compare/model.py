@@ -87,7 +87,7 @@ class Arm(_Json):
     """Appended to the server's command."""
     url: str | None = None
     recorded: tuple[str, ...] = ()
-    """Run directories or files, in order: one per matched run."""
+    """Run directories or files, in order: one per pair, which is not swapped."""
     cache: str | None = None
     """Directory of this arm's compile caches (Triton, inductor, vLLM)."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
