@@ -205,7 +205,7 @@ class ProcessExecutor:
                 for part in parts:
                     part.look()
                     self._tell(part)
-                    if self._limit_s is not None and part.seconds > self._limit_s:
+                    if self._limit_s is not None and part.seconds > self._limit_s and not part.waits:
                         part.overran(self._limit_s)
                 if condition():
                     return
@@ -235,7 +235,7 @@ class ProcessExecutor:
 
     def _result(self, matched: MatchedRun, part: _Part) -> RunResult:
         if part.arm.kind is ArmKind.RECORDED:
-            number = (2 * matched.pair + matched.index) % max(len(part.arm.recorded), 1)
+            number = matched.pair % max(len(part.arm.recorded), 1)  # a pair each: nothing was swapped
             now = time.monotonic_ns()
             return RunResult(
                 matched=matched.key,
@@ -303,6 +303,11 @@ class _Part:
     @property
     def seconds(self) -> float:
         return 0.0 if self.ended_ns or not self.started_ns else (time.monotonic_ns() - self.started_ns) / 1e9
+
+    @property
+    def waits(self) -> bool:
+        """For the other one: it has done its own part so far."""
+        return self.ready and not self.gone
 
     @property
     def failed_to_start(self) -> bool:
