@@ -30,6 +30,8 @@ QUANTITIES: Final = (
     "health_ms",
 )
 """What may grow with requests served in an API process; TTFT is a consequence of them."""
+SHIFTS: Final = 20
+"""For the attribution of slow tokens, of which only the profile's own sentence is shown here."""
 
 
 def api_process_section(
@@ -81,7 +83,7 @@ def _profiles(
     found = []
     for directory in directories:
         try:
-            found.append(profile_run(directory, window_s=window_s, label=label, seed=seed))
+            found.append(profile_run(directory, window_s=window_s, label=label, seed=seed, shifts=SHIFTS))
         except UsageError as error:
             notes.append(f"{label}: {error}")
             continue
