@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from atom.diag.compare.git import WORKTREE, Commit, Repository, find_repository, open_repository
 from atom.diag.compare.model import Arm, ArmKind
 from atom.diag.compare.origins import refuse_foreign_modules
+from atom.diag.compare.provenance import with_packages
 from atom.diag.compare.source import Checkout, checkout
 from atom.recipes.errors import RunError, UsageError
 from atom.recipes.launcher import PREPARED_VARIABLE
@@ -252,15 +253,15 @@ def prepare_arm(
     note: Callable[[str], None] = lambda _: None,
 ) -> Arm:
     """The arm with `src`, `checkout` and `cache`: for a ref, with the checkout made, or found from an earlier
-    comparison, and prepared; every other arm as it is.
+    comparison, and prepared. Of a ref or recipe, with the packages of its interpreter in its provenance.
 
     `recipes`: of the loads, for an arm that has none of its own. `hold` keeps the checkout from being removed; leave it
     when the arm is not needed any more. RunError: git or the recipe's `prepare` failed, or a module would come from
     elsewhere. UsageError: recipes that disagree.
     """
-    if arm.kind is not ArmKind.REF:
-        return arm
     chosen = [resolve_recipe(name) for name in dict.fromkeys([arm.recipe] if arm.recipe else recipes)]
+    if arm.kind is not ArmKind.REF:
+        return with_packages(arm, chosen[0]) if arm.kind is ArmKind.RECIPE else arm
     if not chosen:
         raise UsageError(f"{arm.spec}: a ref needs a recipe that says how it is started; give --recipe")
     paths = {one.source_tree.path for one in chosen}
@@ -279,7 +280,7 @@ def prepare_arm(
     if arm.image is None:
         for recipe in chosen:
             refuse_foreign_modules(ready, recipe)
-    return ready
+    return with_packages(ready, chosen[0])
 
 
 def _checkout_of(arm: Arm, recipes: Sequence[Recipe], note: Callable[[str], None]) -> Checkout:

@@ -26,7 +26,7 @@ CROSSED: Final = ("head-on-base-runtime", "base-on-head-runtime")
 """Labels and roles of the two arms that `--cross` adds."""
 SOURCE_FIELDS: Final = ("kind", "spec", "src", "checkout")
 RUNTIME_FIELDS: Final = ("recipe", "python", "image", "variables", "env", "server_args")
-_FACTS: Final = ("sha", "ref", "subject", "dirty", "commit_time", "merge_base", "patch_id")
+_FACTS: Final = ("repository", "sha", "ref", "subject", "dirty", "head", "commit_time", "notes")
 """Provenance that belongs to the source; all else is the runtime's."""
 
 

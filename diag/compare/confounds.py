@@ -1,0 +1,243 @@
+"""Whether two arms differ in one thing.
+
+What was to be compared is one factor: the source of two refs, one field of two recipes, the image. Whatever differs
+beside it may as well be the reason of what is measured: the comparison is then *confounded*, and the list says with
+what. `factors` names all that differs, from what was asked for; `confounded` adds what the runs show.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from atom.bench.redact import redact_arguments, redact_environment, redact_option
+from atom.diag.compare.model import Arm, ArmKind, Load
+from atom.recipes.errors import UsageError
+from atom.recipes.recipe import Recipe
+from atom.recipes.resolve import resolve_recipe
+
+__all__ = ["Factor", "confounded", "factors", "observed"]
+
+_MAX_RUN_JSON: Final = 8 << 20
+_SHOWN: Final = 4
+_COMPARED: Final = ("source", "kind", "url", "server")
+"""What is taken for the thing that was to be compared, where it differs."""
+_OF_THE_ARM: Final = frozenset(("base_url", "more_urls", "nonce", "model"))
+"""Of a load's description: where it went."""
+_OF_THE_SAME_SERVER: Final = ("model", "prepare", "exec", "cwd", "env", "detached", "source_tree")
+"""Fields of a recipe that change what runs, besides its command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One thing in which two arms differ."""
+
+    name: str
+    text: str
+
+
+def confounded(
+    base: Arm,
+    head: Arm,
+    load: Load | None = None,
+    facts: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[str]:
+    """What differs beside the one thing that is compared; empty if the arms differ in one thing, or none.
+
+    `load`: whose recipe arms without one of their own run with. `facts`: what `observed` found in the runs, by label.
+    """
+    found = factors(base, head, load)
+    if facts is not None:
+        told = {factor.name for factor in found}
+        seen = _observed_factors(facts.get(base.label), facts.get(head.label))
+        found += [one for one in seen if one.name not in told]
+    if len(found) <= 1:
+        return []
+    treatment = next((one for one in found if one.name in _COMPARED), None)
+    return [f"{one.name}: {one.text}" for one in found if one is not treatment]
+
+
+def factors(base: Arm, head: Arm, load: Load | None = None) -> list[Factor]:
+    """All in which two arms differ, as far as it was asked for."""
+    return [*_kinds(base, head), *_recipes(base, head, load), *_changes(base, head), *_runtimes(base, head)]
+
+
+# ---- what was asked for --------------------------------------------------------------------------------------------
+
+
+def _kinds(base: Arm, head: Arm) -> Iterator[Factor]:
+    if base.kind is not head.kind:
+        yield Factor("kind", f"{base.kind} {base.spec} / {head.kind} {head.spec}")
+    elif base.kind is ArmKind.REF:
+        names = ("repository", "sha")
+        if any(base.provenance.get(name) != head.provenance.get(name) for name in names):
+            yield Factor("source", _both(*(str(arm.provenance.get("sha"))[:12] for arm in (base, head))))
+    elif base.kind is ArmKind.URL and base.url != head.url:
+        yield Factor("url", _both(base.url, head.url))
+    elif base.kind is ArmKind.RECORDED and base.recorded != head.recorded:
+        yield Factor("source", "two records")
+
+
+def _recipes(base: Arm, head: Arm, load: Load | None) -> Iterator[Factor]:
+    names = [arm.recipe or (load.recipe if load is not None else None) for arm in (base, head)]
+    if names[0] == names[1] or None in names:
+        return
+    try:
+        one, other = (resolve_recipe(str(name)) for name in names)
+    except UsageError:  # the file has gone since
+        yield Factor("recipe", _both(*names))
+        return
+    if _server(one) != _server(other):
+        # Another program has other flags, another environment, and so on: that is what is compared.
+        yield Factor("server", f"{one.name}: {_server(one)} / {other.name}: {_server(other)}")
+        if one.model is not None and other.model is not None and one.model != other.model:
+            yield Factor("model", _both(one.model, other.model))
+        return
+    yield from _words("command", one.command, other.command)
+    for field in fields(Recipe):
+        if field.name in _OF_THE_SAME_SERVER:
+            values = [getattr(recipe, field.name) for recipe in (one, other)]
+            if field.name == "env":
+                yield from _mappings("recipe env", *values)
+            elif values[0] != values[1]:
+                yield Factor(field.name.replace("_", " "), _both(*map(_plain, values)))
+    if one.variables != other.variables:
+        yield from _mappings("recipe variable", *({n: v.default for n, v in r.variables.items()} for r in (one, other)))
+
+
+def _server(recipe: Recipe) -> str:
+    """The program that a recipe starts: its command up to the first flag that is not how Python finds it."""
+    words = list(recipe.command)
+    start = words[:1]
+    for word in words[1:]:
+        if start[-1] == "-m" or not word.startswith("-") or word == "-m":
+            start.append(word)
+        else:
+            break
+    return " ".join(start)
+
+
+def _changes(base: Arm, head: Arm) -> Iterator[Factor]:
+    yield from _mappings("env", base.env, head.env)
+    yield from _mappings("variable", base.variables, head.variables)
+    yield from _words("server argument", base.server_args, head.server_args)
+
+
+def _runtimes(base: Arm, head: Arm) -> Iterator[Factor]:
+    if base.image != head.image:
+        yield Factor("image", _both(base.image, head.image))
+        return  # it has another Python and other packages in any case
+    interpreters = [arm.provenance.get("interpreter") for arm in (base, head)]
+    packages = [arm.provenance.get("packages") for arm in (base, head)]
+    texts = []
+    if base.python != head.python:
+        texts.append(_both(base.python, head.python))
+    elif all(interpreters) and interpreters[0] != interpreters[1]:
+        texts.append(_both(*interpreters))
+    if all(isinstance(one, Mapping) for one in packages):
+        texts += _listed(_differing(*packages))  # type: ignore[arg-type]
+    if texts:
+        yield Factor("python", "; ".join(texts))
+
+
+def _mappings(name: str, base: Mapping[str, Any], head: Mapping[str, Any]) -> Iterator[Factor]:
+    for key in sorted({*base, *head}):
+        if base.get(key) != head.get(key) or (key in base) != (key in head):
+            shown = [redact_environment({name: str(value) for name, value in side.items()}) for side in (base, head)]
+            values = [side.get(key, "unset") for side in shown]
+            yield Factor(f"{name} {key}", _both(*values))
+
+
+def _words(name: str, base: Sequence[str], head: Sequence[str]) -> Iterator[Factor]:
+    """A factor per flag that differs; one for all that is no flag."""
+    sides = [_flags(redact_arguments(words)) for words in (base, head)]
+    hidden = [_flags(words) for words in (base, head)]
+    for flag in dict.fromkeys([*sides[0], *sides[1]]):
+        if hidden[0].get(flag) != hidden[1].get(flag):
+            values = [" ".join([flag, *side[flag]]).strip() if flag in side else "not given" for side in sides]
+            yield Factor(f"{name} {flag}".strip(), _both(*values))
+
+
+def _flags(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Values by flag, in order; of words before the first flag under the empty one."""
+    found: dict[str, tuple[str, ...]] = {}
+    flag = ""
+    for word in words:
+        if word.startswith("-") and len(word) > 1 and not word[1:].replace(".", "").isdigit():
+            flag, given, value = word.partition("=")
+            found[flag] = (*found.get(flag, ()), *([value] if given else []))
+        else:
+            found[flag] = (*found.get(flag, ()), word)
+    return found
+
+
+def _both(base: Any, head: Any) -> str:
+    return f"{'–' if base is None else base} / {'–' if head is None else head}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "; ".join(_plain(one) if isinstance(one, tuple) else str(one) for one in value) or "–"
+    return str(value)
+
+
+def _differing(base: Mapping[str, Any], head: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name} {base.get(name, 'not there')} / {head.get(name, 'not there')}"
+        for name in sorted({*base, *head})
+        if base.get(name) != head.get(name)
+    ]
+
+
+def _listed(texts: Sequence[str]) -> list[str]:
+    more = [f"{len(texts) - _SHOWN} more"] if len(texts) > _SHOWN else []
+    return [*texts[:_SHOWN], *more]
+
+
+# ---- what the runs show --------------------------------------------------------------------------------------------
+
+
+def observed(run_dirs: Iterable[Path]) -> dict[str, Any]:
+    """What an arm's runs say of themselves that must not differ between arms: machine, devices by kind, model, the
+    load's options. A fact on which the runs disagree is left out, and so is one that no run has."""
+    seen: dict[str, set[str]] = {}
+    for run_dir in run_dirs:
+        for name, value in _facts_of(run_dir).items():
+            seen.setdefault(name, set()).add(value)
+    return {name: next(iter(values)) for name, values in sorted(seen.items()) if len(values) == 1}
+
+
+def _facts_of(run_dir: Path) -> dict[str, str]:
+    try:
+        with (run_dir / "run.json").open("rb") as file:
+            run = json.loads(file.read(_MAX_RUN_JSON))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    host, load = _mapping(run, "host"), _mapping(run, "load")
+    devices = run.get("devices") if isinstance(run, dict) else None
+    kinds = sorted({str(one).partition(",")[0] for one in devices}) if isinstance(devices, list) else []
+    facts = {
+        "host": host.get("name"),
+        "kernel": host.get("kernel"),
+        "devices": ", ".join(kinds) or None,
+        "model": load.get("model"),
+    }
+    texts = {name: str(value)[:200] for name, value in facts.items() if isinstance(value, str) and value}
+    for name, value in {**load, **_mapping(load, "source")}.items():
+        if name not in _OF_THE_ARM and isinstance(value, str | int | float | list | bool):
+            texts[f"load {name.replace('_', ' ')}"] = str(redact_option(name, value))[:200]
+    return texts
+
+
+def _mapping(raw: Any, name: str) -> Mapping[str, Any]:
+    value = raw.get(name) if isinstance(raw, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def _observed_factors(base: Mapping[str, Any] | None, head: Mapping[str, Any] | None) -> list[Factor]:
+    if not base or not head:
+        return []
+    return [Factor(name, _both(base[name], head[name])) for name in base if name in head and base[name] != head[name]]
