@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "serve": "serve",
     "bench": "bench",
     "gc-profile": "gc_profile",
+    "ab-compare": "ab_compare",
     "report": "report",
     "get": "get",
     "doctor": "doctor",
@@ -55,7 +56,8 @@ app = typer.Typer(
         "  atom bench random --recipe embedded --num-prompts 32 --max-concurrency 4\n\n"
         "  atom bench random --base-url http://127.0.0.1:8000 --random-input-len 2048 --json result.json\n\n"
         "  atom bench sweep --port 8000 --max-concurrency auto --slo 'p99_ttft_ms<=500'\n\n"
-        "  atom gc-profile --duration 10m -- vllm serve MODEL"
+        "  atom gc-profile --duration 10m -- vllm serve MODEL\n\n"
+        "  atom ab-compare main branch"
     ),
 )
 
@@ -86,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     own, foreign = arguments[:end], arguments[end:]
     show_traceback = "--traceback" in own
     arguments = [*(argument for argument in own if argument != "--traceback"), *foreign]
-    if arguments[:1] in (["bench"], ["gc-profile"]):
+    if arguments[:1] in (["bench"], ["gc-profile"], ["ab-compare"]):
         arguments = split_multiple(arguments)
     failed: BaseException | None = None
     try:

@@ -1,0 +1,110 @@
+"""Live progress of a comparison on standard error: on a terminal one line that rewrites itself, with the loads of both
+arms in it; elsewhere a line for each matched run that ended."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from atom.cli.ab_plan_tables import duration_text
+from atom.cli.progress import TERMINAL_PERIOD_S, StatusLine
+from atom.diag.compare.arm_process import ArmProgress
+from atom.diag.compare.conductor import Event, Progress
+from atom.diag.compare.model import RunResult
+
+__all__ = ["ComparisonProgress"]
+
+_STAGES: Final = {"starting": "server starts", "ready": "ready", "ending": "ends", "ended": "done"}
+
+
+class ComparisonProgress:
+    """`on_event` is the conductor's, `on_arm` the executor's; `say` is a line that stays."""
+
+    def __init__(self, *, quiet: bool, line: StatusLine | None = None) -> None:
+        self._quiet = quiet
+        self._line = line or StatusLine(sys.stderr)
+        self._now: Progress | None = None
+        self._arms: dict[int, ArmProgress] = {}
+        self._shown = 0.0
+
+    def say(self, text: str) -> None:
+        if self._quiet:
+            return
+        self._line.clear()
+        self._line.show(text)
+        self._line.keep()
+
+    def on_event(self, progress: Progress) -> None:
+        self._now = progress
+        if progress.event is Event.RUN_STARTED:
+            self._arms = {}
+            self._draw(force=True)
+        elif progress.event is Event.RUN_ENDED:
+            self.say(_ended(progress))
+        elif progress.event in (Event.GIVEN_UP, Event.DECIDED):
+            what = "given up" if progress.event is Event.GIVEN_UP else f"{progress.pair.load}: decided"
+            self.say(f"{what}: {progress.text}" if progress.event is Event.GIVEN_UP else f"{what} {progress.text}")
+        elif progress.event is Event.COOLING:
+            self._show(f"{_where(progress)}  cooling down, {progress.text}")
+
+    def on_arm(self, progress: ArmProgress) -> None:
+        """From any thread of the executor's; returns at once."""
+        before = self._arms.get(progress.side)
+        self._arms[progress.side] = progress
+        self._draw(force=before is None or before.stage != progress.stage)
+
+    def close(self) -> None:
+        self._line.clear()
+
+    def _draw(self, *, force: bool) -> None:
+        if not self._line.terminal or self._now is None:
+            return
+        if force or time.monotonic() - self._shown >= TERMINAL_PERIOD_S:
+            self._shown = time.monotonic()
+            arms = "   ".join(_arm(self._arms[side]) for side in sorted(self._arms))
+            left = self._now.remaining_s
+            tail = "" if left is None else f"   {duration_text(left)} left"
+            self._show(f"{_where(self._now)}  {arms or 'starting'}{tail}")
+
+    def _show(self, text: str) -> None:
+        if not self._quiet and self._line.terminal:
+            self._line.show(text)
+
+
+def _where(progress: Progress) -> str:
+    run = progress.run
+    number = f"pair {min(progress.done + 1, progress.total)}/{progress.total} {progress.pair.load}"
+    control = " (A/A)" if progress.pair.purpose == "aa" else ""
+    if run is None or len(progress.pair.runs) < 2:
+        return number + control
+    return f"{number}{control} {progress.pair.runs.index(run) + 1}/{len(progress.pair.runs)}"
+
+
+def _arm(progress: ArmProgress) -> str:
+    if progress.stage != "load":
+        return f"{progress.arm}: {_STAGES.get(progress.stage, progress.stage)}"
+    return f"{progress.arm}: {_load(progress.figures)}"
+
+
+def _load(figures: Mapping[str, Any]) -> str:
+    done, total = figures.get("done"), figures.get("total")
+    if done is None:
+        return "load"
+    text = f"{done:,}" if total is None else f"{done:,}/{total:,}"
+    return text + (f", {figures['failed']:,} failed" if figures.get("failed") else "")
+
+
+def _ended(progress: Progress) -> str:
+    """One line: which run, and what became of both arms' parts."""
+    assert progress.results is not None
+    left = "" if progress.remaining_s is None else f"; about {duration_text(progress.remaining_s)} left"
+    return f"{_where(progress)}: " + ", ".join(map(_result, progress.results)) + left
+
+
+def _result(result: RunResult) -> str:
+    if result.problem is not None:
+        return f"{result.arm} {'did not start' if not result.has_records else 'failed'} ({result.problem})"
+    seconds = duration_text((result.ended_ns - result.started_ns) / 1e9)
+    return f"{result.arm} {seconds}" + ("" if result.status == 0 else f" (status {result.status})")

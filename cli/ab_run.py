@@ -1,0 +1,214 @@
+"""One `atom ab-compare` from its plan to its exit status: checkouts, unit tests, pairs, and what is written. What comes
+next is the conductor's (`diag/compare/conductor.py`), what it means `diag/compare/document.py`'s."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from atom.bench.provenance import command_line, provenance
+from atom.bench.rundir import RunDirectory, Validity
+from atom.cli.ab_plan_tables import duration_text
+from atom.cli.ab_progress import ComparisonProgress
+from atom.cli.ab_publish import publish_comparison
+from atom.cli.outputs import complain
+from atom.cli.publish import Output
+from atom.cli.run_place import RunPlace
+from atom.diag.compare.arm_process import ProcessExecutor
+from atom.diag.compare.arms import prepare_arm
+from atom.diag.compare.conductor import Conductor, Ending, EndReason, Executor, SystemClock
+from atom.diag.compare.document import TITLE, document, is_comparison, is_decided
+from atom.diag.compare.journal import Journal
+from atom.diag.compare.model import Arm, ArmKind, MatchedRun, RunResult
+from atom.diag.compare.plan import PLAN_FILE, Plan
+from atom.diag.compare.unit_tests import run_unit_tests
+from atom.recipes.errors import AtomError, ExitStatus, RunError, UsageError
+
+__all__ = ["ComparisonRun", "open_comparison"]
+
+
+@dataclass(kw_only=True, slots=True)
+class ComparisonRun:
+    """Use once."""
+
+    output: Output
+    plan: Plan
+    resume: RunDirectory | None = None
+    deadline_s: float | None = None
+    _run_dir: RunDirectory = field(init=False)
+    _progress: ComparisonProgress = field(init=False)
+    _problems: dict[str, str] = field(default_factory=dict, init=False)
+    """Arms that could not be prepared, and why."""
+
+    def run(self) -> int:
+        """Everything, to the exit status."""
+        self._progress = ComparisonProgress(quiet=self.output.quiet)
+        place = None
+        if self.resume is None:
+            place = RunPlace(self.output.directory, TITLE)
+            self._run_dir = place.run_dir
+        else:
+            self._run_dir = self.resume
+        started = False
+        try:
+            with Journal(self._run_dir.path) as journal, contextlib.ExitStack() as hold:
+                self._begin()
+                self._prepare(hold)
+                started = True
+                self._unit_tests()
+                ending = self._conduct(journal)
+        except (KeyboardInterrupt, SystemExit):
+            self._progress.close()
+            self._interrupted(started=started)
+            raise
+        except UsageError:
+            if place is not None and not started:
+                place.give_back()
+            raise
+        finally:
+            self._progress.close()
+        return self._finish(_ended(ending), ending.text)
+
+    # ---- before
+
+    def _begin(self) -> None:
+        facts: dict[str, Any] = {"name": TITLE, "validity": None, "reasons": [], "ended": None}
+        if self.resume is None:
+            facts |= provenance(command_line())
+        self._run_dir.write_run_json(facts)
+        self.plan.write(self._run_dir.path)
+        for folder in (self._run_dir.requests, self._run_dir.server, self._run_dir.client):
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # they are the arms' runs'
+
+    def _prepare(self, hold: contextlib.ExitStack) -> None:
+        """Checkouts and builds. An arm for which that fails stays in the tables with its reason."""
+        arms = []
+        for arm in self.plan.arms:
+            try:
+                arms.append(self._prepared(arm, hold))
+            except RunError as error:
+                self._problems[arm.label] = str(error).partition("\n")[0]
+                self._progress.say(f"{arm.label}: {error}")
+                arms.append(arm)
+        self.plan = replace(self.plan, arms=tuple(arms))
+        self.plan.write(self._run_dir.path)
+
+    def _prepared(self, arm: Arm, hold: contextlib.ExitStack) -> Arm:
+        def note(text: str) -> None:
+            self._progress.say(f"{arm.label}: {text}")
+
+        recipes = [load.recipe for load in self.plan.loads if load.recipe is not None]
+        return prepare_arm(arm, recipes=recipes, hold=hold, note=note)
+
+    def _unit_tests(self) -> None:
+        command = self.plan.extras.get("tests_command")
+        if command is None:
+            return
+        first = self.plan.comparisons[0]
+        for label in (first.base, first.head):
+            if label in self._problems or (self._run_dir.path / "tests" / f"{label}.json").exists():
+                continue
+            self._progress.say(f"{label}: unit tests …")
+            begin = time.monotonic()
+            suite = run_unit_tests(self.plan.arm(label), self._run_dir.path, command=command)
+            told = suite.problem or f"exit status {suite.exit_status}"
+            self._progress.say(f"{label}: unit tests: {told}, {duration_text(time.monotonic() - begin)}")
+
+    # ---- pairs
+
+    def _conduct(self, journal: Journal) -> Ending:
+        plan, out = self.plan, self._run_dir.path
+        executor: Executor = ProcessExecutor(
+            out, plan.arms, plan.loads, plan.placement, seed=plan.seed, on_progress=self._progress.on_arm
+        )
+        if self._problems:
+            executor = _WithoutSome(executor, self._problems, out)
+        deadline_s = self.deadline_s if self.deadline_s is not None else plan.deadline_s
+        conductor = Conductor(
+            plan,
+            executor,
+            SystemClock(),
+            journal,
+            self._progress.on_event,
+            lambda stream, pairs: is_decided(out, plan, stream, pairs),
+            deadline_ns=None if deadline_s is None else time.monotonic_ns() + int(deadline_s * 1e9),
+        )
+        return conductor.run()
+
+    # ---- after
+
+    def _finish(self, ended: str, text: str) -> int:
+        self._run_dir.write_run_json({"ended": ended, "ended_text": text})
+        told = document(self._run_dir.path)
+        self._run_dir.seal(told["validity"], told["reasons"])
+        return publish_comparison(self._run_dir, self.output)
+
+    def _interrupted(self, *, started: bool) -> None:
+        """What was recorded is shown; the exit status says what ended it."""
+        text = f"--resume {self._run_dir.path} goes on with it"
+        self._run_dir.write_run_json({"ended": "interrupted", "ended_text": text})
+        self._run_dir.seal(Validity.INTERRUPTED, ["interrupted"])
+        if not started:
+            return
+        try:
+            publish_comparison(self._run_dir, self.output)
+        except (AtomError, OSError) as error:
+            complain(error)
+
+
+def _ended(ending: Ending) -> str:
+    return "done" if ending.reason is EndReason.COMPLETE else str(ending.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _WithoutSome:
+    """An executor for arms of which some could not be prepared: their matched runs are over at once."""
+
+    executor: Executor
+    problems: Mapping[str, str]
+    out: Path
+
+    def execute(self, matched: MatchedRun, directories: tuple[Path, Path]) -> tuple[RunResult, RunResult]:
+        if not any(run.arm in self.problems for run in matched.runs):
+            return self.executor.execute(matched, directories)
+        base, head = (self._result(matched, side, directories[side]) for side in (0, 1))
+        return base, head
+
+    def _result(self, matched: MatchedRun, side: int, directory: Path) -> RunResult:
+        arm, now = matched.runs[side].arm, time.monotonic_ns()
+        own = self.problems.get(arm)
+        return RunResult(
+            matched=matched.key,
+            arm=arm,
+            side=side,
+            directory=str(directory.relative_to(self.out)),
+            status=ExitStatus.FAILED if own is not None else ExitStatus.INTERRUPTED,
+            started_ns=now,
+            ended_ns=now,
+            problem=own or "not started: there is nothing to compare it with",
+            stage="prepare",
+        )
+
+
+def open_comparison(path: Path, given: Sequence[str]) -> tuple[RunDirectory, Plan]:
+    """The comparison to go on with; UsageError if it is none, or for options that its plan has already."""
+    run_dir = RunDirectory.open(path)
+    if not is_comparison(run_dir):
+        raise UsageError(f"--resume {path}: this is no comparison")
+    if given:
+        raise UsageError(
+            f"--resume {path}: a comparison goes on with the plan it began with ({PLAN_FILE}); "
+            f"leave out {', '.join(given)}"
+        )
+    plan = Plan.read(run_dir.path)
+    return run_dir, replace(plan, arms=tuple(_unprepared(arm) for arm in plan.arms))
+
+
+def _unprepared(arm: Arm) -> Arm:
+    """Its checkout may have been removed since."""
+    return replace(arm, src=None, checkout=None, cache=None) if arm.kind is ArmKind.REF else arm

@@ -1,0 +1,239 @@
+"""The tables of a comparison, from its document (`diag/compare/document.py`). The first line says what came out.
+
+Tables of unit tests, accuracy and the API process are `cli/ab_section_tables.py`, those of more than two arms
+`cli/ab_causal_tables.py`, the plan's `cli/ab_plan_tables.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from atom.cli.ab_causal_tables import causal_tables
+from atom.cli.ab_section_tables import (
+    accuracy_section_tables,
+    api_process_section_tables,
+    unit_test_section_tables,
+)
+from atom.cli.render import Table, number
+
+__all__ = ["comparison_tables", "signed", "signed_percent", "verdict_lines"]
+
+WIDE: Final = 116
+"""Cells from which on a metric's whole verdict stands in its row."""
+LONGEST_LABEL: Final = 13
+PRIMARY: Final = "▸ "
+MOST_NAMED: Final = 8
+"""Changed files, outliers: more are counted."""
+
+Document = Mapping[str, Any]
+
+
+def comparison_tables(document: Document, *, width: int = 10_000, location: str | None = None) -> list[Table]:
+    """All of them. `width`: cells of the terminal; Markdown takes the wide form."""
+    tables = [Table("", (), (), lead=verdict_lines(document))]
+    tables += list(_troubles(document))
+    tables += _pair_tables(document)
+    for load in document["loads"]:
+        tables += _metric_tables(load, width)
+    tables += _sections(document, width)
+    tables += [*_arm_tables(document), *_difference_tables(document), *_gate_tables(document), *_scope_tables(document)]
+    if notes := [*document["notes"], *([f"report: {location}"] if location is not None else [])]:
+        tables.append(Table("", (), (), notes))
+    return [table for table in tables if table.rows or table.lead or table.notes]
+
+
+def verdict_lines(document: Document) -> list[str]:
+    """One sentence per load; of a comparison without any, what there is to say instead."""
+    lines = [load["sentence"] for load in document["loads"]]
+    if document.get("headline"):
+        lines = [document["headline"], *lines]
+    return lines or ["nothing was compared"]
+
+
+# ---- troubles
+
+
+def _troubles(document: Document) -> Iterator[Table]:
+    notes = []
+    if document["validity"] == "interrupted":
+        notes.append(f"INTERRUPTED: {document['ended_text']}")
+    if document["validity"] in ("not valid", "failed") and document["reasons"]:
+        word = "NOT VALID" if document["validity"] == "not valid" else "FAILED"
+        notes += [f"{word}: {reason}" for reason in document["reasons"]]
+    if document["confounded"]:
+        notes.append("CONFOUNDED: more than the compared thing differs between the arms")
+        notes += [f"  {line}" for line in document["confounded"]]
+    if notes:
+        yield Table("", (), (), notes)
+
+
+# ---- end-to-end pairs
+
+
+def _pair_tables(document: Document) -> list[Table]:
+    """The documents' table: a row for each matched run. One per pair of arms."""
+    tables = []
+    for base, head in _in_order((load["base"], load["head"]) for load in document["loads"]):
+        loads = [load for load in document["loads"] if (load["base"], load["head"]) == (base, head)]
+        rows = [row for load in loads for row in _pair_rows(load)]
+        if not rows:
+            continue
+        one, other = _short(base, "base"), _short(head, "head")
+        tables.append(
+            Table(
+                f"{base} → {head}, matched runs",
+                ("load", f"halves\n{one} / {other}", one, other, "Δ step\n(ms)", f"{one} → {other}"),
+                rows,
+                [load["noise"] for load in loads if load.get("noise")],
+                text_columns=(1,),
+                groups=(("", 1), ("ITL p50 (ms)", 2), ("", 1), ("output tok/s", 1)),
+            )
+        )
+    return tables
+
+
+def _pair_rows(load: Mapping[str, Any]) -> Iterator[list[str]]:
+    label = load["load"]
+    for pair in load["pairs"]:
+        for run in pair["runs"]:
+            base, head = run["base"], run["head"]
+            before, after = base["metrics"].get("itl_p50"), head["metrics"].get("itl_p50")
+            step = "–" if before is None or after is None else signed(after - before)
+            tokens = " → ".join(_raw(side, "output_throughput") for side in (base, head))
+            yield [label, run["half"], _raw(base, "itl_p50"), _raw(head, "itl_p50"), step, tokens]
+            label = ""
+
+
+def _raw(side: Mapping[str, Any], name: str) -> str:
+    """A run that has no figure says why; one that is censored has a mark."""
+    value = side["metrics"].get(name)
+    if value is None:
+        return "did not start" if side.get("stage") in ("prepare", "start") else "–"
+    return f"{number(value)}{' c' if side.get('censored') else ''}"
+
+
+# ---- metrics
+
+
+def _metric_tables(load: Mapping[str, Any], width: int) -> list[Table]:
+    metrics = load["metrics"]
+    if not metrics:
+        return []
+    pairs = len([pair for pair in load["pairs"] if pair["complete"]])
+    count = f"{pairs} pair" + ("" if pairs == 1 else "s")
+    title = f"{load['load']}: {load['base']} → {load['head']}, {count} · {load['shape']}"
+    one, other = _short(load["base"], "base"), _short(load["head"], "head")
+    ordered = sorted(metrics.items(), key=lambda item: not item[1]["primary"])
+    wide = width >= WIDE
+    rows, below = [], []
+    for _, metric in ordered:
+        name = f"{PRIMARY if metric['primary'] else '  '}{metric['title']} ({metric['unit']})"
+        numbers = [number(metric["base"]), number(metric["head"])]
+        if wide:
+            numbers.append(signed(metric["delta"]))
+        numbers += [signed_percent(metric["delta_pct"]), _interval(metric["ci_pct"]), _floor(metric)]
+        rows.append([name, *numbers, metric["short"] if wide else metric["word"]])
+        if not wide and metric["short"] != metric["word"]:
+            below.append(f"{metric['title']}: {metric['short']}")
+    columns = ["metric", one, other, *(["Δ"] if wide else []), "Δ %", "95% CI (%)", "noise\nfloor", "verdict"]
+    notes = [*load["remarks"], *below, f"{PRIMARY.strip()} the metric that was declared to decide, before anything ran"]
+    return [Table(title, columns, rows, notes, text_columns=(len(columns) - 1,))]
+
+
+def signed(value: float | None) -> str:
+    """With its sign; U+2212 for minus."""
+    if value is None:
+        return "–"
+    text = number(abs(value))
+    return text if value == 0 else f"{'−' if value < 0 else '+'}{text}"
+
+
+def signed_percent(value: float | None) -> str:
+    if value is None:
+        return "–"
+    digits = 2 if abs(value) < 10 else 1
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def _interval(interval: Sequence[float | None] | None) -> str:
+    if interval is None or None in interval:
+        return "–"
+    return " … ".join(signed_percent(one) for one in interval)
+
+
+def _floor(metric: Mapping[str, Any]) -> str:
+    floor = metric["noise_floor_pct"]
+    return "–" if floor is None else f"±{floor:.2f}"
+
+
+# ---- arms and what they differ in
+
+
+def _arm_tables(document: Document) -> list[Table]:
+    rows = []
+    for arm in document["arms"]:
+        source = arm.get("ref") or arm["spec"]
+        sha = (arm.get("sha") or "")[:12]
+        if arm.get("dirty"):
+            sha += " + changes"
+        rows.append([arm["label"], arm["role"], source, sha or "–", arm["runs_text"]])
+    notes = [f"{arm['label']}: {arm['problem']}" for arm in document["arms"] if arm.get("problem")]
+    notes += [f"{arm['label']}: {arm['subject']}" for arm in document["arms"] if arm.get("subject")]
+    return [Table("arms", ("arm", "role", "source", "commit", "runs"), rows, notes, text_columns=(1, 2, 3, 4))]
+
+
+def _difference_tables(document: Document) -> list[Table]:
+    tables = []
+    for one in document["comparisons"]:
+        rows = [[name, value] for name, value in one["difference"].items() if value]
+        files = one.get("changed_files") or []
+        rows += [["changed files" if i == 0 else "", text] for i, text in enumerate(_files(files))]
+        if rows:
+            tables.append(Table(f"{one['base']} → {one['head']}: what differs", ("", "value"), rows))
+    return tables
+
+
+def _files(files: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = []
+    for file in files[:MOST_NAMED]:
+        counts = "" if file.get("added") is None else f"  +{file['added']} −{file['deleted']}"
+        lines.append(f"{file['path']}{counts}")
+    if len(files) > MOST_NAMED:
+        lines.append(f"and {len(files) - MOST_NAMED} more")
+    return lines
+
+
+def _gate_tables(document: Document) -> list[Table]:
+    rows = []
+    for gate in document["gates"]:
+        where = f"{gate['load']}: " if gate.get("load") else ""
+        rows.append([f"{where}{gate['gate']}", gate["outcome"], gate["reason"]])
+    return [Table("gates", ("gate", "outcome", "why"), rows, text_columns=(1, 2))] if rows else []
+
+
+def _scope_tables(document: Document) -> list[Table]:
+    rows = [[name, value] for name, value in document["scope"].items()]
+    return [Table("this result holds for", ("dimension", "this run's value"), rows)] if rows else []
+
+
+def _sections(document: Document, width: int) -> list[Table]:
+    """Tables of the parts of a comparison that are no load."""
+    tables = [
+        *unit_test_section_tables(document["tests"]),
+        *accuracy_section_tables(document["accuracy"]),
+        *api_process_section_tables(document["gc"], width=width),
+    ]
+    tables += causal_tables(document)
+    if outputs := document.get("outputs"):
+        tables.append(Table("", (), (), [f"greedy outputs: {line}" for line in outputs["sentences"]]))
+    return tables
+
+
+def _short(label: str, role: str) -> str:
+    """A label as the head of a column; one that is too long for it is called by its role."""
+    return label if len(label) <= LONGEST_LABEL else role
+
+
+def _in_order(items: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
+    return list(dict.fromkeys(items))

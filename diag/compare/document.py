@@ -1,0 +1,483 @@
+"""A comparison as one JSON document: what `--json`, summary.json, the tables and the page say. Computed from
+`plan.json`, `runs.jsonl` and the run directories alone, so that it is the same after `kill -9`, with `--resume` and in
+`atom report`.
+
+One load is `load_document.py`'s; the fields are described in docs/ab_compare.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from atom.bench.rundir import RunDirectory, Validity
+from atom.diag.compare.accuracy import accuracy_section
+from atom.diag.compare.api_process import api_process_section
+from atom.diag.compare.causal import Question, causal_section
+from atom.diag.compare.conductor import given_up
+from atom.diag.compare.confounds import confounded, observed
+from atom.diag.compare.crossover import crossover_section
+from atom.diag.compare.evidence import ScoredPair, metric_effects, scored_pairs
+from atom.diag.compare.journal import DonePair, Records, read_records
+from atom.diag.compare.load_document import (
+    LoadEvidence,
+    half_text,
+    is_load_decided,
+    load_documents,
+    shape_of,
+    target_of,
+    weigh,
+)
+from atom.diag.compare.metrics import METRICS
+from atom.diag.compare.model import Arm, Comparison, Load
+from atom.diag.compare.outcomes import RunEvidence, outcomes_of
+from atom.diag.compare.plan import Plan, Stream
+from atom.diag.compare.statistics import Estimate, estimate
+from atom.diag.compare.unit_tests import unit_tests_section
+from atom.recipes.errors import ExitStatus
+
+__all__ = ["TITLE", "comparison_status", "document", "is_comparison", "is_decided"]
+
+TITLE: Final = "ab-compare"
+MOST_REASONS: Final = 6
+
+
+def is_comparison(run_dir: RunDirectory) -> bool:
+    return run_dir.read_run_json().get("name") == TITLE
+
+
+def document(out: Path) -> dict[str, Any]:
+    """Of the comparison in `out`, also one that still runs or was killed. UsageError if there is no plan."""
+    view = _View.of(out)
+    plan = view.plan
+    loads = load_documents(
+        [weigh(one) for one in view.loads() if one.load.section == "load" or (one.load.section == "gc" and one.pairs)]
+    )
+    sections = _sections(view)
+    run = RunDirectory.open(out).read_run_json()
+    validity, reasons = _worth(view, loads, run)
+    gates = [*(gate for load in loads for gate in load["gates"]), *_section_gates(plan, sections)]
+    result: dict[str, Any] = {
+        "title": TITLE,
+        "ended": run.get("ended"),
+        "ended_text": run.get("ended_text") or "it was killed, or still runs; --resume goes on with it",
+        "validity": str(validity),
+        "valid": validity is Validity.VALID,
+        "reasons": reasons,
+        "headline": _headline(view, sections),
+        "plan": plan.as_dict(),
+        "arms": [_arm(view, arm) for arm in plan.arms],
+        "comparisons": [_comparison(view, one) for one in plan.comparisons],
+        "loads": loads,
+        **sections,
+        "confounded": list(dict.fromkeys(line for one in plan.comparisons for line in view.confounded(one))),
+        "gates": gates,
+        "scope": _scope(view, run),
+        "notes": _notes(view, run),
+    }
+    result["verdict"] = _word(loads)
+    result["status"] = int(comparison_status(result))
+    result["figures"] = _figures(loads)
+    return result
+
+
+def is_decided(out: Path, plan: Plan, stream: Stream, pairs: Sequence[DonePair]) -> bool:
+    """Whether the pairs so far decide the primary metric of a stream: the question of `--until-decided`."""
+    key, name = stream
+    comparison = next(one for one in plan.comparisons if one.key == key)
+    evidence = LoadEvidence(
+        plan=plan,
+        comparison=comparison,
+        load=plan.load(name),
+        pairs=scored_pairs(out, pairs, concurrent=plan.placement.concurrent),
+        planned=len(pairs),
+    )
+    family = len(plan.comparisons) * sum(load.section == "load" for load in plan.loads)
+    return is_load_decided(evidence, family)
+
+
+def comparison_status(told: Mapping[str, Any]) -> ExitStatus:
+    """Of a comparison that came to its end."""
+    if any(arm["runs"]["made"] and not arm["runs"]["recorded"] for arm in told["arms"]):
+        return ExitStatus.FAILED
+    outcomes = {gate["outcome"] for gate in told["gates"]}
+    if "undecided" in outcomes or not told["valid"]:
+        return ExitStatus.INVALID
+    return ExitStatus.GATE if "fail" in outcomes else ExitStatus.OK
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What is there."""
+
+    out: Path
+    plan: Plan
+    records: Records
+
+    @classmethod
+    def of(cls, out: Path) -> _View:
+        return cls(out, Plan.read(out), read_records(out))
+
+    def scored(self, stream: Stream) -> list[ScoredPair]:
+        done = self.records.done_of(self.plan, stream)
+        return scored_pairs(self.out, done, concurrent=self.plan.placement.concurrent)
+
+    def loads(self) -> Iterator[LoadEvidence]:
+        plan = self.plan
+        for comparison in plan.comparisons:
+            confounds = self.confounded(comparison)
+            for load in plan.loads:
+                stream = (comparison.key, load.name)
+                yield LoadEvidence(
+                    plan=plan,
+                    comparison=comparison,
+                    load=load,
+                    pairs=self.scored(stream),
+                    control=self.scored((f"{comparison.base}..{comparison.base}", load.name)),
+                    confounded=confounds,
+                    planned=sum(not plan.is_extra(pair) for pair in plan.pairs_of(stream)),
+                    problem=self.why_not(comparison),
+                )
+
+    def confounded(self, comparison: Comparison) -> list[str]:
+        """By the plan and by what the runs show."""
+        facts = {label: observed(self.runs_of(label)) for label in (comparison.base, comparison.head)}
+        base, head = (self.plan.arm(label) for label in (comparison.base, comparison.head))
+        loads = [load for load in self.plan.loads if load.section != "accuracy"] or self.plan.loads
+        return list(dict.fromkeys(line for load in loads for line in confounded(base, head, load, facts)))
+
+    def runs_of(self, arm: str) -> list[Path]:
+        return [self.out / one.directory for one in self.records.current.values() if one.arm == arm and one.has_records]
+
+    def why_not(self, comparison: Comparison) -> str | None:
+        """Why pairs of it are missing, where an arm is the reason."""
+        lost = given_up(self.plan, self.records)
+        return next((f"{arm} {lost[arm]}" for arm in (comparison.base, comparison.head) if arm in lost), None)
+
+    def directories(self, comparison: Comparison, section: str) -> tuple[list[Path], list[Path]]:
+        """Run directories of base and head under the loads of a section."""
+        sides: tuple[list[Path], list[Path]] = ([], [])
+        for load in self.plan.loads:
+            if load.section != section:
+                continue
+            for pair in self.records.done_of(self.plan, (comparison.key, load.name)):
+                for results in pair.results:
+                    for side, one in zip(sides, results, strict=True):
+                        if one.has_records:
+                            side.append(self.out / one.directory)
+        return sides
+
+
+# ---- arms
+
+
+def _arm(view: _View, arm: Arm) -> dict[str, Any]:
+    made = [one for one in view.records.current.values() if one.arm == arm.label]
+    recorded = [one for one in made if one.has_records]
+    problems = dict.fromkeys(one.problem for one in made if one.problem is not None and not one.has_records)
+    failed = len(made) - len(recorded)
+    return {
+        "label": arm.label,
+        "role": arm.role,
+        "kind": str(arm.kind),
+        "spec": arm.spec,
+        "recipe": arm.recipe,
+        "image": arm.image,
+        "env": dict(arm.env),
+        "server_args": list(arm.server_args),
+        **arm.provenance,
+        "runs": {"made": len(made), "recorded": len(recorded), "superseded": len(_superseded(view, arm))},
+        "runs_text": f"{len(recorded)} made" + (f", {failed} did not start" if failed else ""),
+        "problem": given_up(view.plan, view.records).get(arm.label) or next(iter(problems), None),
+    }
+
+
+def _superseded(view: _View, arm: Arm) -> list[str]:
+    return [one.directory for one in view.records.superseded if one.arm == arm.label]
+
+
+def _comparison(view: _View, comparison: Comparison) -> dict[str, Any]:
+    facts = (view.plan.extras.get("differences") or {}).get(comparison.key) or {}
+    return {
+        "key": comparison.key,
+        "base": comparison.base,
+        "head": comparison.head,
+        "difference": dict(facts.get("shown") or {}),
+        "changed_files": list(facts.get("changed_files") or []),
+        "facts": {name: value for name, value in facts.items() if name not in ("shown", "changed_files")},
+        "confounded": view.confounded(comparison),
+    }
+
+
+def _scope(view: _View, run: Mapping[str, Any]) -> dict[str, str]:
+    """What the result holds for: each dimension with this run's value."""
+    plan = view.plan
+    host = run.get("host") or {}
+    targets = [target for arm in plan.arms for target in _targets(view, arm)]
+    halves = [half_text(half) for half in plan.placement.halves]
+    recipes = [arm.recipe for arm in plan.arms] + [load.recipe for load in plan.loads]
+    scope = {
+        "machine": ", ".join(str(host[name]) for name in ("cpu", "kernel") if host.get(name)),
+        "devices": ", ".join(dict.fromkeys(map(str, run.get("devices") or []))) or f"{host.get('cpus', '?')} CPUs",
+        "halves": " / ".join(halves) + (", at the same time" if plan.placement.concurrent else ", in turns"),
+        "model": _once(target.get("model") for target in targets),
+        "executor": _once(_executor(target.get("executor")) for target in targets),
+        "recipe": _once(recipes),
+        "loads": "; ".join(f"{load.name} ({shape_of(load)})" for load in plan.loads),
+        "seed": str(plan.seed),
+    }
+    return {name: value for name, value in scope.items() if value}
+
+
+def _targets(view: _View, arm: Arm) -> list[Mapping[str, Any]]:
+    """What the servers of an arm said of themselves."""
+    return [target for path in view.runs_of(arm.label) if (target := target_of(path))]
+
+
+def _executor(name: Any) -> str | None:
+    return "SIMULATED: no model was run" if name == "simulated" else name
+
+
+def _once(values: Iterable[Any]) -> str:
+    return ", ".join(dict.fromkeys(str(value) for value in values if value))
+
+
+# ---- sections
+
+
+def _sections(view: _View) -> dict[str, Any]:
+    first = view.plan.comparisons[0]
+    accuracy, gc = view.directories(first, "accuracy"), view.directories(first, "gc")
+    return {
+        "tests": unit_tests_section(view.out, first.base, first.head),
+        "accuracy": accuracy_section(*accuracy, base_label=first.base, head_label=first.head)
+        if any(accuracy)
+        else None,
+        "gc": api_process_section(*gc, base_label=first.base, head_label=first.head) if any(gc) else None,
+        "outputs": _outputs(view, first),
+        "causal": _net(view, crossed=False),
+        "cross": _net(view, crossed=True),
+    }
+
+
+def _outputs(view: _View, comparison: Comparison) -> dict[str, Any] | None:
+    """Greedy outputs of the arms against each other and against themselves."""
+    return None
+
+
+def _net(view: _View, *, crossed: bool) -> list[dict[str, Any]]:
+    """Sections of more than two arms, one per load."""
+    plan, sections = view.plan, []
+    if len(plan.arms) < 3:
+        return []
+    for load in plan.loads:
+        if load.section != "load":
+            continue
+        question = _question(load)
+        evidence: list[RunEvidence] = []
+        estimates: dict[tuple[str, str], Estimate] = {}
+        for comparison in plan.comparisons:
+            pairs = view.scored((comparison.key, load.name))
+            evidence += _run_evidence(view, pairs, load, question.metric)
+            found = estimate(metric_effects(pairs, question.metric), plan.confidence)
+            if found.n:
+                estimates[comparison.base, comparison.head] = found
+        outcomes = outcomes_of(evidence)
+        if crossed:
+            section = crossover_section(
+                plan.arms,
+                outcomes,
+                estimates,
+                load=load.name,
+                metric=question.metric,
+                title=question.title,
+                unit=question.unit,
+                level=plan.confidence,
+            )
+        elif _is_crossover(plan):
+            section = None
+        else:
+            section = causal_section(plan.arms, outcomes, estimates, question)
+        if section is not None:
+            sections.append(section)
+    return sections
+
+
+def _is_crossover(plan: Plan) -> bool:
+    from atom.diag.compare.crossover import cells_of
+
+    return cells_of(plan.arms) is not None
+
+
+def _question(load: Load) -> Question:
+    """Throughput, as in the documents; the load's own metric where it has declared another rate."""
+    name = load.primary if METRICS[load.primary].better == "higher" else "output_throughput"
+    metric = METRICS[name]
+    return Question(load=load.name, metric=name, title=metric.title, unit=metric.unit, margin_pct=load.margin_pct)
+
+
+def _run_evidence(view: _View, pairs: Sequence[ScoredPair], load: Load, metric: str) -> Iterator[RunEvidence]:
+    for pair in pairs:
+        for one in pair.runs:
+            for side in one.sides:
+                score, failure = side.metric(metric), None
+                counts = None if side.score is None else side.score.counts
+                yield RunEvidence(
+                    result=side.result,
+                    completed=None if counts is None else counts.completed,
+                    requests=_asked(load),
+                    value=None if score is None else score.value,
+                    censored=() if side.score is None else side.score.censored,
+                    failure_class=None if failure is None else str(failure.kind),
+                    failure_line=None if failure is None else failure.line,
+                )
+
+
+def _asked(load: Load) -> int | None:
+    count = load.options.get("num-prompts")
+    return count if isinstance(count, int) else None
+
+
+# ---- what it is worth
+
+
+def _worth(view: _View, loads: Sequence[Mapping[str, Any]], run: Mapping[str, Any]) -> tuple[Validity, list[str]]:
+    reasons = []
+    for arm in view.plan.arms:
+        told = _arm(view, arm)
+        if told["runs"]["made"] and not told["runs"]["recorded"]:
+            reasons.append(f"{arm.label} could not be run: {told['problem'] or 'no reason known'}")
+    if reasons:
+        return Validity.FAILED, reasons
+    reasons = [f"{load['load']}: censored: {line}" for load in loads for line in load["censored"]]
+    reasons += [reason for load in loads for reason in _invalid(load)]
+    compared = [load for load in loads if any(pair["complete"] for pair in load["pairs"])]
+    if view.plan.loads and not compared and not any(view.directories(view.plan.comparisons[0], "accuracy")):
+        reasons.append("no pair was completed")
+    if run.get("ended") in (None, "interrupted"):
+        return Validity.INTERRUPTED, reasons
+    more = len(reasons) - MOST_REASONS
+    reasons = reasons if more <= 0 else [*reasons[:MOST_REASONS], f"and {more} more like these"]
+    return (Validity.NOT_VALID if reasons else Validity.VALID), reasons
+
+
+def _invalid(load: Mapping[str, Any]) -> list[str]:
+    """Runs that are no valid evidence by themselves."""
+    found: dict[str, None] = {}
+    for pair in load["pairs"]:
+        for run in pair["runs"]:
+            for side in (run["base"], run["head"]):
+                found |= dict.fromkeys(f"{load['load']}: {side['arm']}: {line}" for line in side["invalid"])
+    censored = {line.partition(": ")[2] for line in load["censored"]}
+    return [line for line in found if not any(line.endswith(one) for one in censored)]
+
+
+def _section_gates(plan: Plan, sections: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "gate": one["section"],
+            "load": None,
+            "metric": None,
+            "limit_pct": None,
+            **_SECTION_GATES[one["section"]](sections),
+        }
+        for one in plan.gates
+        if one.get("section") in _SECTION_GATES
+    ]
+
+
+def _tests_gate(sections: Mapping[str, Any]) -> dict[str, str]:
+    told = sections["tests"]
+    if told is None or told["ok"] is None:
+        return {"outcome": "undecided", "reason": "the tests of both arms did not all run"}
+    new = told["new_failures"]
+    if not told["ok"]:
+        return {"outcome": "fail", "reason": f"{len(new)} fail on {told['head']} alone: {', '.join(map(str, new[:3]))}"}
+    return {"outcome": "pass", "reason": f"none fails on {told['head']} alone"}
+
+
+def _accuracy_gate(sections: Mapping[str, Any]) -> dict[str, str]:
+    told = sections["accuracy"]
+    if told is None or not told["n"]:
+        return {"outcome": "undecided", "reason": "no question was answered by both arms"}
+    lost = [one for one in told["filters"] if one["p"] is not None and one["p"] < 0.05 and one["difference"] < 0]
+    if lost:
+        return {"outcome": "fail", "reason": f"{lost[0]['filter']}: {lost[0]['verdict']}"}
+    return {"outcome": "pass", "reason": told["filters"][0]["verdict"]}
+
+
+def _gc_gate(sections: Mapping[str, Any]) -> dict[str, str]:
+    told = sections["gc"]
+    if told is None or not told["quantities"]:
+        return {"outcome": "undecided", "reason": "the long run was not made by both arms"}
+    if told["head"] in told["exposed"]:
+        return {"outcome": "fail", "reason": told["verdict"]}
+    unknown = all(one["finding"] is None for one in told["quantities"])
+    return {"outcome": "undecided" if unknown else "pass", "reason": told["verdict"]}
+
+
+_SECTION_GATES: Final = {"tests": _tests_gate, "accuracy": _accuracy_gate, "gc": _gc_gate}
+
+
+def _headline(view: _View, sections: Mapping[str, Any]) -> str | None:
+    """What stands above the loads' sentences: an arm that cannot be run."""
+    lost = [arm for arm in view.plan.arms if (runs := _arm(view, arm)["runs"])["made"] and not runs["recorded"]]
+    if lost:
+        names = " and ".join(arm.label for arm in lost)
+        return f"{names} could not be run, so there is nothing to compare with"
+    if sections["gc"] is not None:
+        return f"API process: {sections['gc']['verdict']}"
+    return None
+
+
+def _word(loads: Sequence[Mapping[str, Any]]) -> str:
+    """Of each load; never several folded into one."""
+    if len(loads) == 1:
+        return str(loads[0]["word"])
+    return ", ".join(f"{load['load']}: {load['word']}" for load in loads) or "nothing was compared"
+
+
+def _notes(view: _View, run: Mapping[str, Any]) -> list[str]:
+    notes = []
+    if view.records.malformed:
+        notes.append(f"{view.records.malformed} lines of runs.jsonl cannot be read")
+    if run.get("ended") == "deadline":
+        notes.append(str(run.get("ended_text")))
+    if superseded := len(view.records.superseded):
+        notes.append(f"{superseded} runs of interrupted pairs were made again; their directories are kept")
+    return [*notes, *(view.plan.extras.get("notes") or [])]
+
+
+# ---- figures, for `atom get`
+
+DEFINITIONS: Final = {
+    "base": ("", "geometric mean of the base's runs"),
+    "head": ("", "the base's value times head/base, the mean over pairs"),
+    "delta_pct": ("%", "head against base: mean of log(head/base) over pairs"),
+    "ci_low_pct": ("%", "lower end of its confidence interval"),
+    "ci_high_pct": ("%", "upper end of its confidence interval"),
+    "noise_floor_pct": ("%", "what comparisons of an arm with itself stay below"),
+}
+
+
+def _figures(loads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """`LOAD.METRIC.delta_pct` and so on; with one load also without its name."""
+    figures = {}
+    for load in loads:
+        for name, metric in load["metrics"].items():
+            low, high = metric["ci_pct"] or (None, None)
+            values = {**metric, "ci_low_pct": low, "ci_high_pct": high}
+            for key, (unit, definition) in DEFINITIONS.items():
+                figure = {
+                    "value": values[key],
+                    "unit": unit or metric["unit"],
+                    "n": metric["pairs"],
+                    "definition": f"{metric['title']}: {definition}",
+                    "supported": metric["supported"],
+                }
+                figures[f"{load['load']}.{name}.{key}"] = figure
+                if len(loads) == 1:
+                    figures[f"{name}.{key}"] = figure
+    return figures

@@ -1,0 +1,475 @@
+"""What a comparison says of one load: its matched runs, each metric with interval and verdict, gates, and sentences.
+The whole is `document.py`; the words of a verdict are `verdict.py`'s."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from atom.diag.compare.evidence import ScoredPair, ScoredRun, Side, metric_effects, metric_values
+from atom.diag.compare.gates import Gate, GateOutcome, judge_gate, judge_gates
+from atom.diag.compare.metrics import METRICS
+from atom.diag.compare.model import Comparison, Half, Load
+from atom.diag.compare.plan import Plan
+from atom.diag.compare.sequential import boundary_of
+from atom.diag.compare.statistics import Effects, asymmetry, half_effects, outliers, percent
+from atom.diag.compare.verdict import MetricEvidence, Verdict, evidence_of, judge, judge_all
+from atom.recipes.cpus import format_cpus
+
+__all__ = [
+    "LoadEvidence",
+    "Weighed",
+    "half_text",
+    "is_load_decided",
+    "load_documents",
+    "shape_of",
+    "target_of",
+    "weigh",
+]
+
+MOST_REASONS: Final = 4
+Key = tuple[str, str, str]
+"""(`Comparison.key`, load, metric)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadEvidence:
+    """What there is of one load in one comparison."""
+
+    plan: Plan
+    comparison: Comparison
+    load: Load
+    pairs: Sequence[ScoredPair]
+    control: Sequence[ScoredPair] = ()
+    """A/A pairs of the base under this load."""
+    confounded: Sequence[str] = ()
+    planned: int = 0
+    """Pairs."""
+    problem: str | None = None
+    """Why there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """And its metrics, before they are judged."""
+
+    evidence: LoadEvidence
+    metrics: Mapping[str, MetricEvidence]
+    effects: Mapping[str, Effects]
+    censored: Sequence[str]
+
+    @property
+    def primary(self) -> str:
+        return self.evidence.load.primary
+
+    def key(self, metric: str) -> Key:
+        return (self.evidence.comparison.key, self.evidence.load.name, metric)
+
+
+def weigh(evidence: LoadEvidence) -> Weighed:
+    """The primary metric in any case, the others as far as both arms have them."""
+    plan, load = evidence.plan, evidence.load
+    boundary = boundary_of(plan.pairs, plan.max_pairs) if plan.until_decided and load.section == "load" else None
+    censored = _censored(evidence)
+    names = [
+        name
+        for name in METRICS
+        if name == load.primary or all(metric_values(evidence.pairs, name, side) for side in (0, 1))
+    ]
+    effects = {name: metric_effects(evidence.pairs, name) for name in names}
+    metrics = {
+        name: evidence_of(
+            effects[name],
+            better=METRICS[name].better,
+            margin_pct=load.margin_pct,
+            control=metric_effects(evidence.control, name) if evidence.control else None,
+            boundary=boundary,
+            censored=censored,
+            confounded=evidence.confounded,
+            problem=evidence.problem,
+        )
+        for name in names
+    }
+    return Weighed(evidence, metrics, effects, censored)
+
+
+def load_documents(loads: Sequence[Weighed]) -> list[dict[str, Any]]:
+    """As JSON; see docs/ab_compare.md. Verdicts and gates are corrected for how many there are, over all loads."""
+    verdicts: dict[Key, Verdict] = {}
+    for section in dict.fromkeys(one.evidence.load.section for one in loads):
+        own = [one for one in loads if one.evidence.load.section == section]
+        verdicts |= judge_all(
+            {one.key(name): metric for one in own for name, metric in one.metrics.items()},
+            [one.key(one.primary) for one in own],
+        )
+    asked = [(one, gate, name) for one in loads for gate, name in _gates_of(one)]
+    results = judge_gates([(gate, one.metrics[name]) for one, gate, name in asked])
+    return [
+        _load(
+            one,
+            {name: verdicts[one.key(name)] for name in one.metrics},
+            [
+                {"load": one.evidence.load.name, **_gate(gate, name, result.outcome, result.text)}
+                for (other, gate, name), result in zip(asked, results, strict=True)
+                if other is one
+            ],
+        )
+        for one in loads
+    ]
+
+
+def is_load_decided(evidence: LoadEvidence, family: int) -> bool:
+    """Whether no more pairs are needed: for the primary metric, corrected for `family` primary ones, and the gates."""
+    weighed = weigh(evidence)
+    if weighed.censored:
+        return True  # more pairs make no winner of it
+    metric = weighed.metrics[weighed.primary]
+    corrected = replace(metric, adjusted_p=min(1.0, metric.p * family), family=family)
+    gates = [judge_gate(gate, weighed.metrics[name]) for gate, name in _gates_of(weighed)]
+    return judge(corrected).decided and all(one.outcome is not GateOutcome.UNDECIDED for one in gates)
+
+
+def _load(weighed: Weighed, verdicts: Mapping[str, Verdict], gates: list[dict[str, Any]]) -> dict[str, Any]:
+    evidence = weighed.evidence
+    load, comparison = evidence.load, evidence.comparison
+    verdict = verdicts[weighed.primary]
+    return {
+        "load": load.name,
+        "section": load.section,
+        "comparison": comparison.key,
+        "base": comparison.base,
+        "head": comparison.head,
+        "bench": load.bench,
+        "options": dict(load.options),
+        "shape": _shape(weighed),
+        "primary": load.primary,
+        "margin_pct": load.margin_pct,
+        "planned_pairs": evidence.planned,
+        "pairs": [_pair(evidence.plan, pair) for pair in evidence.pairs],
+        "control": {"pairs": [_pair(evidence.plan, pair) for pair in evidence.control]} if evidence.control else None,
+        "metrics": {name: _metric(weighed, name, verdicts[name]) for name in weighed.metrics},
+        "censored": list(weighed.censored),
+        "word": verdict.word,
+        "finding": verdict.finding,
+        "sentence": _sentence(weighed, verdict),
+        "noise": _noise(weighed),
+        "remarks": _remarks(weighed),
+        "gates": gates,
+    }
+
+
+# ---- runs
+
+
+def _pair(plan: Plan, pair: ScoredPair) -> dict[str, Any]:
+    return {
+        "pair": pair.number,
+        "complete": all(side.score is not None for one in pair.runs for side in one.sides),
+        "runs": [_run(plan, one) for one in sorted(pair.runs, key=lambda one: one.run.index)],
+    }
+
+
+def _run(plan: Plan, one: ScoredRun) -> dict[str, Any]:
+    return {
+        "index": one.run.index,
+        "half": _halves(plan, one),
+        "base": _side(plan, one, 0),
+        "head": _side(plan, one, 1),
+    }
+
+
+def _halves(plan: Plan, one: ScoredRun) -> str:
+    """`0-3 / 4-7`: where base and head ran; in turns: which was first."""
+    if plan.placement.concurrent:
+        return " / ".join(half_text(plan.placement.halves[run.half]) for run in one.run.runs)
+    return " / ".join("first" if run.order == 0 else "second" for run in one.run.runs)
+
+
+def half_text(half: Half) -> str:
+    """`0-3`: its GPUs, else its CPUs, else its name."""
+    if half.devices is not None:
+        parts = half.devices.split(",")
+        return format_cpus([int(one) for one in parts]) if all(one.isdigit() for one in parts) else half.devices
+    cpus = sorted({*half.server_cpus, *half.client_cpus})
+    return f"CPU {format_cpus(cpus)}" if cpus else half.name
+
+
+def _side(plan: Plan, one: ScoredRun, side: int) -> dict[str, Any]:
+    this: Side = one.sides[side]
+    run, score = one.run.runs[side], this.score
+    half = plan.placement.halves[run.half]
+    facts: dict[str, Any] = {
+        "arm": run.arm,
+        "run": this.result.directory,
+        "half": run.half,
+        "order": run.order,
+        "devices": half.devices,
+        "server_cpus": list(half.server_cpus),
+        "status": this.result.status,
+        "stage": str(this.result.stage),
+        "problem": this.problem,
+        "censored": this.censored,
+        "invalid": [],
+        "metrics": {},
+        "requests": None,
+        "window": None,
+    }
+    if score is not None:
+        told = score.as_dict()
+        facts |= {
+            "metrics": {name: value.value for name, value in score.metrics.items()},
+            "samples": {name: value.n for name, value in score.metrics.items()},
+            "requests": told["counts"],
+            "window": told["window"],
+            "invalid": told["invalid"],
+        }
+    return facts
+
+
+def _censored(evidence: LoadEvidence) -> list[str]:
+    """`branch, run-2: 20 of 300 requests failed`, each once; which runs stands behind it."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for pair in evidence.pairs:
+        for one in pair.runs:
+            for run, side in zip(one.run.runs, one.sides, strict=True):
+                for reason in side.censored:
+                    found.setdefault((run.arm, reason), []).append(side.result.directory.rpartition("/")[2])
+    lines = [f"{arm}, {_listed(runs)}: {reason}" for (arm, reason), runs in found.items()]
+    more = len(lines) - MOST_REASONS
+    return lines if more <= 0 else [*lines[:MOST_REASONS], f"and {more} more like these"]
+
+
+def _listed(runs: Sequence[str]) -> str:
+    return ", ".join(runs) if len(runs) <= 3 else f"{', '.join(runs[:2])} and {len(runs) - 2} more"
+
+
+# ---- metrics
+
+
+def _metric(weighed: Weighed, name: str, verdict: Verdict) -> dict[str, Any]:
+    metric, evidence, effects = METRICS[name], weighed.metrics[name], weighed.effects[name]
+    found = evidence.estimate
+    base = _usual(metric_values(_counted(weighed.evidence.pairs), name, 0))
+    head = base * math.exp(found.mean) if base is not None and math.isfinite(found.mean) else None
+    interval = found.ci_pct
+    return {
+        "title": metric.title,
+        "unit": metric.unit,
+        "better": metric.better,
+        "definition": metric.definition,
+        "primary": name == weighed.primary,
+        "base": base,
+        "head": head,
+        "delta": None if head is None or base is None else head - base,
+        "delta_pct": found.delta_pct,
+        "ci_pct": None if interval is None else list(interval),
+        "half_effects_pct": [percent(one) for one in half_effects(effects)],
+        "asymmetry_pct": percent(asymmetry(effects).mean),
+        "noise_floor_pct": None if evidence.floor is None else percent(evidence.floor),
+        "noise_floor_pairs": evidence.floor_pairs,
+        "pairs": found.n,
+        "p": evidence.p,
+        "supported": _supported(weighed.evidence.pairs, name),
+        "word": verdict.word,
+        "finding": verdict.finding,
+        "short": _short(verdict, evidence),
+        "verdict": verdict.text,
+        "more_pairs": verdict.n_more,
+        "outliers": [weighed.evidence.pairs[index].number for index in outliers(effects)],
+    }
+
+
+def _short(verdict: Verdict, evidence: MetricEvidence) -> str:
+    """The verdict where the figures stand beside it."""
+    if verdict.finding is None:
+        return verdict.word
+    text: str = verdict.finding
+    interval = evidence.estimate.ci_pct
+    margin = evidence.margin_pct
+    if verdict.finding == "equivalent":
+        text += f" within {margin:g}%"
+    elif verdict.finding in ("faster", "slower") and margin is not None and interval is not None:
+        text += f", within the {margin:g}% margin" if max(map(abs, interval)) < margin else ""
+    elif verdict.finding == "inconclusive" and verdict.n_more is not None:
+        text += f": about {verdict.n_more:,} more pair" + ("" if verdict.n_more == 1 else "s")
+    marks = ["confounded"] if evidence.confounded else []
+    return ": ".join([*marks, *(["indicative"] if verdict.indicative else []), text])
+
+
+def _counted(pairs: Sequence[ScoredPair]) -> list[ScoredPair]:
+    """Pairs that have all runs; where none has, those there are."""
+    whole = [pair for pair in pairs if all(side.score is not None for one in pair.runs for side in one.sides)]
+    return whole or list(pairs)
+
+
+def _usual(values: Sequence[float]) -> float | None:
+    """Geometric mean, so that head ÷ base is the effect."""
+    logs = [math.log(value) for value in values if value > 0]
+    return math.exp(math.fsum(logs) / len(logs)) if logs else None
+
+
+def _supported(pairs: Sequence[ScoredPair], name: str) -> bool:
+    scores = [side.metric(name) for pair in pairs for one in pair.runs for side in one.sides]
+    return all(score.supported for score in scores if score is not None)
+
+
+# ---- gates
+
+
+def _gates_of(weighed: Weighed) -> list[tuple[Gate, str]]:
+    """With the metric of each; without one it is the load's primary."""
+    load = weighed.evidence.load
+    if load.section != "load":
+        return []
+    found = []
+    for one in weighed.evidence.plan.gates:
+        if "slower_pct" not in one or one.get("load") not in (None, load.name):
+            continue
+        gate = Gate(slower_pct=float(one["slower_pct"]), metric=one.get("metric"), load=one.get("load"))
+        name = gate.metric or load.primary
+        if name in weighed.metrics:
+            found.append((gate, name))
+    return found
+
+
+def _gate(gate: Gate, name: str, outcome: GateOutcome, text: str) -> dict[str, Any]:
+    return {
+        "gate": f"{METRICS[name].title} at most {gate.slower_pct:g}% slower",
+        "metric": name,
+        "limit_pct": gate.slower_pct,
+        "outcome": str(outcome),
+        "reason": text.partition(": ")[2] or text,
+    }
+
+
+# ---- words
+
+
+def shape_of(load: Load) -> str:
+    """`2,048 in / 64 out · C64 · 3,000 requests`, as far as the options say."""
+    options = load.options
+    parts = []
+
+    def number(*names: str) -> Any:
+        return next((options[name] for name in names if name in options), None)
+
+    lengths = number("random-input-len", "input-len"), number("random-output-len", "output-len")
+    if None not in lengths:
+        parts.append(f"{lengths[0]:,} in / {lengths[1]:,} out" if all(isinstance(x, int) for x in lengths) else "")
+    if (concurrency := number("max-concurrency", "concurrency")) is not None:
+        parts.append(f"C{concurrency}")
+    if (rate := number("request-rate")) is not None:
+        parts.append(f"{rate} req/s")
+    if (count := number("num-prompts", "num-questions")) is not None:
+        parts.append(f"{count:,} requests" if isinstance(count, int) else f"{count} requests")
+    elif (duration := number("duration", "benchmark-duration")) is not None:
+        parts.append(f"{duration} s")
+    return " · ".join([load.bench, *filter(None, parts)])
+
+
+def _shape(weighed: Weighed) -> str:
+    """With what the server is, as the runs say."""
+    targets = [target_of(side.path) for pair in weighed.evidence.pairs for one in pair.runs for side in one.sides]
+    models = dict.fromkeys(str(one["model"]) for one in targets if one.get("model"))
+    executors = dict.fromkeys(str(one["executor"]) for one in targets if one.get("executor"))
+    words = ["SIMULATED executor: no model was run" if one == "simulated" else f"{one} executor" for one in executors]
+    return " · ".join([shape_of(weighed.evidence.load), *models, *words])
+
+
+@lru_cache(maxsize=4096)
+def target_of(path: Path) -> Mapping[str, Any]:
+    """What the server of a run said of itself: model, executor; empty where that was not recorded."""
+    try:
+        target = json.loads((path / "run.json").read_text(encoding="utf-8")).get("target")
+    except (OSError, ValueError, RecursionError, AttributeError):
+        return {}
+    return target if isinstance(target, dict) else {}
+
+
+def _sentence(weighed: Weighed, verdict: Verdict) -> str:
+    """The verdict of the load."""
+    evidence = weighed.evidence
+    load, base, head = evidence.load.name, evidence.comparison.base, evidence.comparison.head
+    title = METRICS[weighed.primary].title
+    if weighed.censored and evidence.pairs:
+        more = f" (and {len(weighed.censored) - 1} more)" if len(weighed.censored) > 1 else ""
+        return f"{load}: censored, no winner between {base} and {head}: {weighed.censored[0]}{more}"
+    if verdict.word in ("faster", "slower"):
+        return f"{load}: {head} is {verdict.word} than {base}{verdict.text.removeprefix(verdict.word)} in {title}"
+    return f"{load}: {head} against {base}, {title}: {verdict.text}"
+
+
+def _noise(weighed: Weighed) -> str | None:
+    """The documents' sentence below the pairs: how far the matched runs themselves lie apart."""
+    evidence, parts = weighed.evidence, []
+    for name in dict.fromkeys((weighed.primary, "itl_p50", "output_throughput")):
+        one = weighed.metrics.get(name)
+        if one is None:
+            continue
+        ratios = weighed.effects[name].log_ratios
+        found = sorted(float(x) for x in ratios[np.isfinite(ratios)])
+        if not found:
+            continue
+        moves = _percent(found[0]) if len(found) == 1 else f"{_percent(found[0])} to {_percent(found[-1])}"
+        if one.floor is None:
+            noise = ""
+        elif max(abs(found[0]), abs(found[-1])) <= one.floor:
+            noise = ", within the noise of an A/A run"
+        else:
+            noise = f", where A/A comparisons stay within ±{percent(one.floor):.2f}%"
+        parts.append(f"{METRICS[name].title} moves {moves}{noise}")
+    runs = sum(len(pair.runs) for pair in evidence.pairs)
+    return f"{evidence.load.name}: over {runs} matched runs " + "; ".join(parts) if parts else None
+
+
+def _remarks(weighed: Weighed) -> list[str]:
+    evidence, primary = weighed.evidence, weighed.effects[weighed.primary]
+    remarks = [f"censored: {line}" for line in weighed.censored]
+    if evidence.pairs and len(evidence.pairs) < evidence.planned:
+        remarks.append(f"{len(evidence.pairs)} of {evidence.planned} planned pairs were made")
+    remarks += _half_remarks(weighed)
+    if named := outliers(primary):
+        numbers = ", ".join(str(evidence.pairs[index].number + 1) for index in named)
+        remarks.append(f"pair {numbers} stands out in {METRICS[weighed.primary].title}; it is in every figure")
+    unsupported = [METRICS[name].title for name in weighed.metrics if not _supported(evidence.pairs, name)]
+    if unsupported:
+        remarks.append(f"fewer than 10 samples lie beyond the quantile in a run: {', '.join(unsupported)}")
+    notes: dict[str, None] = {}
+    for pair in evidence.pairs:
+        for run in pair.runs:
+            for side in run.sides:
+                notes |= dict.fromkeys(side.score.notes if side.score is not None else ())
+    return [*remarks, *list(notes)[:MOST_REASONS]]
+
+
+def _half_remarks(weighed: Weighed) -> list[str]:
+    """What swapping the halves took out."""
+    effects, plan = weighed.effects[weighed.primary], weighed.evidence.plan
+    if not effects.swapped:
+        return []  # the verdict says so
+    lean = asymmetry(effects)
+    first, second = half_effects(effects)
+    if lean.n < 2 or not (lean.low > 0 or lean.high < 0):
+        return []
+    what = "the halves differ" if plan.placement.concurrent else "what runs first and second differs"
+    return [
+        f"{what} by {_percent(lean.mean)} in {METRICS[weighed.primary].title}: {_percent(first)} one way round, "
+        f"{_percent(second)} the other; the mean is free of it"
+    ]
+
+
+def _percent(log_ratio: float) -> str:
+    value = percent(log_ratio)
+    return "–" if value is None else f"{signed(value)}%"
+
+
+def signed(value: float) -> str:
+    """Two decimals with the sign; U+2212 for minus."""
+    return f"{value:+.{2 if abs(value) < 10 else 1}f}".replace("-", "−")
