@@ -4,12 +4,13 @@ itself: that is the executor's (`compare/arm_process.py`). All its waiting is on
 - Only complete pairs: one that was begun is made to its end, whatever becomes of its runs.
 - A matched run that failed is not made again. Its results say what happened, and its pair is done.
 - A deadline begins no pair that is not expected to end in time, by what the runs of its load took so far.
-- An arm that fails to start twice in a row is given up, with its reason, and pairs without it go on.
+- An arm whose server does not start twice in a row is given up, with its reason, and pairs without it go on.
 - Interrupts (KeyboardInterrupt, SystemExit) pass through. What is in the journal stays, and the next conductor goes on.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -149,7 +150,7 @@ class Conductor:
         self._on_progress = on_progress
         self._decide = decide
         self._deadline_ns = deadline_ns
-        self._failures = _StartFailures()
+        self._failures = _StartFailures(plan)
         self._decided: dict[Stream, None] = {}
         self._late: list[Pair] = []
         self._without: list[Pair] = []
@@ -311,53 +312,58 @@ class _Durations:
 
 
 class _StartFailures:
-    """Who does not start. An arm that has never started is given up as a whole; one that has is given up under the load
-    with which it does not, as a load may have server arguments of its own."""
+    """Whose server does not start. Loads may ask for servers of their own (recipe, arguments, environment): an arm is
+    given up under those that share the one that does not start."""
 
-    def __init__(self) -> None:
-        self._in_a_row: defaultdict[tuple[str, str | None], int] = defaultdict(int)
-        self._started: set[str] = set()
-        self._why: dict[str, str] = {}
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._in_a_row: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._why: dict[tuple[str, str], str] = {}
+
+    def _server(self, arm: str, load: str) -> tuple[str, str]:
+        asked = self._plan.load(load)
+        recipe = self._plan.arm(arm).recipe or asked.recipe
+        return arm, json.dumps([recipe, asked.server_args, dict(asked.env)])
 
     def count(self, run: MatchedRun, results: Sequence[RunResult]) -> None:
         for arm in dict.fromkeys(one.arm for one in run.runs):
             own = [result for one, result in zip(run.runs, results, strict=True) if one.arm == arm]
+            blamed = [one for one in own if one.status != ExitStatus.INTERRUPTED]
+            server = self._server(arm, run.load)
             if any(one.has_records for one in own):
-                self._started.add(arm)
-                self._in_a_row[arm, None] = self._in_a_row[arm, run.load] = 0
-            elif any(one.status != ExitStatus.INTERRUPTED for one in own):
-                self._in_a_row[arm, None] += 1
-                self._in_a_row[arm, run.load] += 1
-                self._why[arm] = next(
-                    (one.problem for one in own if one.status != ExitStatus.INTERRUPTED and one.problem),
-                    "no reason known",
-                )
+                self._in_a_row[server] = 0
+            elif blamed:
+                self._in_a_row[server] += 1
+                self._why[server] = next((one.problem for one in blamed if one.problem), "no reason known")
+
+    def _reason(self, arm: str, load: str) -> str | None:
+        server = self._server(arm, load)
+        times = self._in_a_row.get(server, 0)
+        return None if times < _START_FAILURES else f"did not start {times} times in a row: {self._why[server]}"
 
     @property
     def given_up(self) -> dict[str, str]:
         found: dict[str, str] = {}
-        for (arm, load), times in self._in_a_row.items():
-            if times < _START_FAILURES or (load is None and arm in self._started):
-                continue
-            if load is not None and arm not in self._started:
-                continue
-            name = arm if load is None else f"{arm} under {load}"
-            found[name] = f"did not start {times} times in a row: {self._why[arm]}"
+        for arm in self._plan.arms:
+            reasons = {load.name: self._reason(arm.label, load.name) for load in self._plan.loads}
+            given = {load: reason for load, reason in reasons.items() if reason is not None}
+            if len(set(given.values())) == 1 and len(given) == len(reasons):
+                found[arm.label] = next(iter(given.values()))
+            else:
+                found |= {f"{arm.label} under {load}": reason for load, reason in given.items()}
         return found
 
     def reason(self, pair: Pair) -> str | None:
         """Why this pair is left out; None if it is not."""
-        given = self.given_up
         for arm in sorted(pair.arms):
-            for name in (arm, f"{arm} under {pair.load}"):
-                if name in given:
-                    return f"{name} {given[name]}"
+            if (reason := self._reason(arm, pair.load)) is not None:
+                return f"{arm} {reason}"
         return None
 
 
 def given_up(plan: Plan, records: Records) -> dict[str, str]:
     """Arm (or `arm under load`) → why it was given up, by what is recorded."""
-    failures = _StartFailures()
+    failures = _StartFailures(plan)
     runs = {run.key: run for pair in plan.schedule for run in pair.runs}
     seen: dict[str, list[RunResult]] = defaultdict(list)
     for line in records.lines:
