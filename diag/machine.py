@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from atom.recipes.processes import boot_id
 
-__all__ = ["clocks", "cpu", "limits", "memory"]
+__all__ = ["clocks", "cpu", "cpu_quota", "limits", "memory"]
 
 _SIMD: Final = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "neon", "asimd", "sve")
 _GIB: Final = 1 << 30
@@ -25,7 +25,7 @@ def cpu() -> list[dict[str, Any]]:
     flags_line = next((line for line in info.splitlines() if line.startswith(("flags", "Features"))), "")
     flags = [flag for flag in _SIMD if flag in flags_line.split()]
     total, usable = os.cpu_count() or 0, len(os.sched_getaffinity(0))
-    quota = _cpu_quota()
+    quota = cpu_quota()
     parts = [model or "unknown model", f"{total} CPUs"]
     if usable != total:
         parts.append(f"{usable} usable by this process")
@@ -45,7 +45,7 @@ def cpu() -> list[dict[str, Any]]:
     return [found]
 
 
-def _cpu_quota() -> float | None:
+def cpu_quota() -> float | None:
     """CPUs this cgroup may use; None if unlimited. cgroup v2, then v1."""
     limit, _, period = _read(_cgroup_file("cpu.max")).strip().partition(" ")
     if limit.isdigit() and period.isdigit():

@@ -34,7 +34,7 @@ from atom.recipes.scratch import Scratch, make_scratch
 from atom.recipes.server import Server, SupervisorLink
 from atom.recipes.spawn import import_root
 
-__all__ = ["PREPARED_VARIABLE", "LaunchOptions", "LaunchProgress", "launch"]
+__all__ = ["PREPARED_VARIABLE", "LaunchOptions", "LaunchProgress", "launch", "takes_devices"]
 
 _T = TypeVar("_T")
 
@@ -70,6 +70,11 @@ class LaunchOptions:
     """CPUs the server may use; None: those of this process."""
 
 
+def takes_devices(recipe: Recipe) -> bool:
+    """Whether it says how the devices that are chosen reach its server."""
+    return bool(recipe.devices_env) or uses(recipe, "devices")
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchProgress:
     """How far a start is."""
@@ -100,7 +105,7 @@ def launch(
             f"recipe {recipe.source}: it has a `context` or `generation` part; disaggregated recipes are not supported "
             "in this version: give a recipe with one `command`"
         )
-    if options.devices is not None and not recipe.devices_env and not uses(recipe, "devices"):
+    if options.devices is not None and not takes_devices(recipe):
         raise UsageError(
             f"--devices: recipe {recipe.name} says in no field how to choose devices; give it `devices.env`"
         )
@@ -171,7 +176,7 @@ def _prepare_start(recipe: Recipe, options: LaunchOptions, variables: Mapping[st
         python_path=options.python_path,
         devices=options.devices,
     )
-    if os.environ.get(PREPARED_VARIABLE) == values["src"]:
+    if expansion.env.get(PREPARED_VARIABLE) == values["src"]:
         expansion = replace(expansion, prepare=[])
     finder = None
     if recipe.listens is not None and not ports["port"]:

@@ -1,4 +1,4 @@
-"""What interrupted runs left on this machine: processes and scratch directories whose owner is gone.
+"""What interrupted runs left on this machine: processes, containers and scratch directories whose owner is gone.
 
 Found by label and owner token, never by name: a process counts only if its own environment says that it belongs to a
 run, and the supervisor that answers for it no longer exists.
@@ -11,10 +11,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from atom.recipes.containers import StaleContainer, remove, stale_containers
 from atom.recipes.processes import (
     LABEL_VARIABLE,
     OWNER_VARIABLE,
@@ -48,6 +49,7 @@ class Leftovers:
     scratch: list[Scratch]
     owned: int
     """Labelled processes whose supervisor lives, or is in another pid namespace: left alone."""
+    containers: list[StaleContainer] = field(default_factory=list)
 
 
 def find_leftovers() -> Leftovers:
@@ -63,11 +65,13 @@ def find_leftovers() -> Leftovers:
             stale.append(StaleProcess(pid, stat.start_ticks, env[LABEL_VARIABLE], command_line(pid)[:200]))
         else:
             owned += 1
-    return Leftovers(stale, stale_scratch(), owned)
+    return Leftovers(stale, stale_scratch(), owned, stale_containers())
 
 
 def sweep(leftovers: Leftovers) -> list[StaleProcess]:
-    """End the processes (SIGTERM, then SIGKILL) and remove the directories; returns processes that are still there."""
+    """End the processes (SIGTERM, then SIGKILL), remove containers and directories; returns processes that are still
+    there."""
+    leftovers.containers[:] = [one for one in leftovers.containers if remove(one)]
     remaining = leftovers.processes
     for number, patience in ((signal.SIGTERM, _POLITE_S), (signal.SIGKILL, _FORCED_S)):
         for process in remaining:

@@ -13,7 +13,7 @@ from atom.recipes.placeholders import check_placeholders
 from atom.recipes.recipe import Recipe, recipe_from_document
 from atom.recipes.schema import read_recipe_file
 
-__all__ = ["builtin_recipes", "load_recipe", "resolve_recipe"]
+__all__ = ["builtin_recipes", "load_recipe", "recipe_file", "resolve_recipe"]
 
 
 def load_recipe(path: str | Path) -> Recipe:
@@ -32,9 +32,14 @@ def builtin_recipes() -> dict[str, Path]:
 
 def resolve_recipe(name_or_path: str) -> Recipe:
     """A built-in recipe by its name, or a recipe file by its path."""
+    return load_recipe(recipe_file(name_or_path))
+
+
+def recipe_file(name_or_path: str) -> Path:
+    """Where `resolve_recipe` reads it; UsageError for a name that there is not."""
     builtin = builtin_recipes()
     if name_or_path in builtin:
-        return load_recipe(builtin[name_or_path])
+        return builtin[name_or_path]
     if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
-        return load_recipe(name_or_path)
+        return Path(name_or_path)
     raise UsageError(f"no recipe {name_or_path!r}; there are {', '.join(builtin)}, or give the path of a .yaml file")

@@ -20,14 +20,18 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from atom.diag.compare.arm_problem import complaint, port_was_taken
+from atom.diag.compare.arms import arm_environment
+from atom.diag.compare.container import write_container_recipe
 from atom.diag.compare.model import Arm, ArmKind, Half, Load, MatchedRun, Placement, RunResult, labels
 from atom.recipes.cpus import format_cpus
 from atom.recipes.errors import ExitStatus, RunError, UsageError
+from atom.recipes.launcher import takes_devices
+from atom.recipes.resolve import resolve_recipe
 from atom.recipes.spawn import module_command
 
 __all__ = ["CLIENT_LOG", "ArmProgress", "ProcessExecutor", "command_of", "server_environment"]
@@ -60,10 +64,17 @@ OnArmProgress = Callable[[ArmProgress], None]
 
 
 def command_of(
-    arm: Arm, load: Load, half: Half, *, directory: Path, seed: int = 0, recipe: str | None = None
+    arm: Arm,
+    load: Load,
+    half: Half,
+    *,
+    directory: Path,
+    seed: int = 0,
+    recipe: str | None = None,
+    pin_server: bool = True,
 ) -> list[str]:
-    """What follows `atom`: the arm's load as anybody could type it. `recipe`: in place of the arm's own, one that runs
-    it in a container. UsageError for an arm that nothing can be started of."""
+    """What follows `atom`: the arm's load as anybody could type it. `recipe`: in place of the arm's own. `pin_server`:
+    unless its recipe does that. UsageError for an arm that nothing can be started of."""
     words = ["bench", load.bench]
     server_words: list[str] = []
     if arm.kind is ArmKind.URL:
@@ -80,7 +91,7 @@ def command_of(
             words += ["--server-env", f"{name}={value}"]
         if half.devices is not None:
             words += ["--devices", half.devices]
-        if half.server_cpus and recipe is None:
+        if half.server_cpus and pin_server:
             words += ["--server-cpus", format_cpus(half.server_cpus)]
         server_words = [*load.server_args, *arm.server_args]
     if half.client_cpus:
@@ -94,16 +105,7 @@ def command_of(
 def server_environment(arm: Arm, load: Load) -> dict[str, str]:
     """What the arm's server finds in its environment beyond this process's: compile caches of its own, and what load
     and arm ask for."""
-    caches = {} if arm.cache is None else {name: f"{arm.cache}/{folder}" for name, folder in _CACHES.items()}
-    return {**caches, **load.env, **arm.env}
-
-
-_CACHES: Final = {
-    "TRITON_CACHE_DIR": "triton",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "VLLM_CACHE_ROOT": "vllm",
-    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
-}
+    return {**arm_environment(arm), **load.env, **arm.env}
 
 
 def _option(name: str, value: Any) -> list[str]:
@@ -148,7 +150,10 @@ class ProcessExecutor:
         parts = [self._part(matched, side, directory) for side, directory in enumerate(directories)]
         live = [part for part in parts if part.arm.kind is not ArmKind.RECORDED]
         try:
-            if self._placement.concurrent:
+            if any(part.refusal is not None for part in live):
+                for part in live:
+                    part.skip()
+            elif self._placement.concurrent:
                 self._together(live)
             else:
                 live.sort(key=lambda part: matched.runs[part.side].order)
@@ -174,8 +179,27 @@ class ProcessExecutor:
         directory = directory if directory.is_absolute() else self._out / directory
         if arm.kind is ArmKind.RECORDED:
             return _Part(arm=arm, side=side, directory=directory, command=[], matched=matched.key)
-        command = command_of(arm, load, half, directory=directory, seed=self._seed)
-        return _Part(arm=arm, side=side, directory=directory, command=command, matched=matched.key)
+        try:
+            return _Part(
+                arm=arm,
+                side=side,
+                directory=directory,
+                command=self._command(arm, load, half, directory),
+                matched=matched.key,
+            )
+        except UsageError as error:
+            return _Part(arm=arm, side=side, directory=directory, command=[], matched=matched.key, refusal=str(error))
+
+    def _command(self, arm: Arm, load: Load, half: Half, directory: Path) -> list[str]:
+        recipe = None
+        if arm.kind is not ArmKind.URL and (given := arm.recipe or load.recipe) is not None:
+            if arm.image is not None:
+                recipe = str(write_container_recipe(given, arm, load, half, out=self._out))
+            if half.devices is not None and not takes_devices(resolve_recipe(recipe or given)):
+                half = replace(half, devices=None)
+        return command_of(
+            arm, load, half, directory=directory, seed=self._seed, recipe=recipe, pin_server=arm.image is None
+        )
 
     def _together(self, parts: Sequence[_Part]) -> None:
         """Start all, let them begin at once, wait for their ends. If one does not start, the others are ended."""
@@ -271,6 +295,8 @@ class _Part:
     directory: Path
     command: list[str]
     matched: str
+    refusal: str | None = None
+    """Why there is no such command."""
     ready: bool = False
     loaded: bool = False
     gone: bool = False
@@ -352,9 +378,9 @@ class _Part:
         self.started_ns = began
 
     def skip(self) -> None:
-        """It is not started, because the other one was not ready."""
+        """It is not started, because the other one was not ready, or could not be."""
         self.started_ns = self.ended_ns = time.monotonic_ns()
-        self._blameless = True
+        self._blameless = self.refusal is None
 
     def dismiss(self) -> None:
         """The other one did not start: there is nothing to compare with."""
@@ -418,18 +444,24 @@ class _Part:
 
     @property
     def status(self) -> int:
+        if self.refusal is not None:
+            return int(ExitStatus.USAGE)
         if self._blameless or self._process is None:
             return int(ExitStatus.INTERRUPTED)
         return self._process.returncode
 
     @property
     def stage(self) -> str:
+        if self.refusal is not None:
+            return "prepare"
         if not self.gone:
             return "prepare" if "command prepare[" in (self.problem() or "") else "start"
         return "done" if self.loaded and self.status in (0, 1, 4) else "load"
 
     def problem(self) -> str | None:
         """In one line; None where there is something to compare."""
+        if self.refusal is not None:
+            return self.refusal.partition("\n")[0]
         if self._blameless:
             return "not run: the other arm did not start"
         if self._why_ended is not None:
