@@ -38,6 +38,7 @@ _RANGES: Final[Mapping[str, tuple[str, float, float, str]]] = {
     "custom_output_len": ("--custom-output-len", -1, MAX_TOKENS, "tokens"),
     "block_size": ("--block-size", 1, MAX_TOKENS, "tokens"),
     "vocab_size": ("--vocab-size", 4, MAX_TOKENS, "tokens"),
+    "probe_outputs": ("--probe-outputs", 0, 256, "prompts"),
     "seed": ("--seed", 0, 2**63 - 1, ""),
     "warmup_duration": ("--warmup-duration", 1e-3, MAX_SECONDS, "seconds"),
     "concurrency_ramp_duration": ("--concurrency-ramp-duration", 1e-3, MAX_SECONDS, "seconds"),

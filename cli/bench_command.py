@@ -10,6 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from atom.bench.load import Endpoint
+from atom.bench.rundir import RunDirectory
 from atom.cli import options as opt
 from atom.cli.bench_checks import check_numbers, check_texts
 from atom.cli.bench_run import BenchRun
@@ -52,9 +54,25 @@ def bench(
         server=server_choice(given, replace(launch, env={**server_env, **launch.env})),
         load=load(given),
         output=bench_output(given),
-        afterwards=afterwards,
+        afterwards=_afterwards(given, afterwards),
     )
     return run.check() if CHECK_ONLY in given["ctx"].meta else run.run()
+
+
+def _afterwards(given: Given, own: Afterwards | None) -> Afterwards | None:
+    """What the load does itself afterwards, and then the probe of outputs."""
+    count: int = given.get("probe_outputs") or 0
+    if not count:
+        return own
+
+    def run(endpoint: Endpoint, run_dir: RunDirectory) -> None:
+        from atom.diag.compare.outputs import probe_outputs
+
+        if own is not None:
+            own(endpoint, run_dir)
+        probe_outputs(endpoint, run_dir, count)
+
+    return run
 
 
 def bench_output(given: Given) -> Output:

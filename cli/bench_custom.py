@@ -15,6 +15,7 @@ from atom.cli.option_groups import (
     evidence_options,
     limit_options,
     output_options,
+    probe_options,
     sampling_options,
     server_options,
     with_options,
@@ -30,7 +31,9 @@ EXAMPLES: Final = (
 )
 
 
-@with_options(server_options, arrival_options, limit_options, sampling_options, evidence_options, output_options)
+@with_options(
+    server_options, arrival_options, limit_options, sampling_options, evidence_options, probe_options, output_options
+)
 def custom(
     ctx: typer.Context,
     dataset_path: load.DatasetPathOption,

@@ -227,6 +227,19 @@ def evidence_options(
     """What the run has to show."""
 
 
+def probe_options(
+    probe_outputs: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="After the load, ask N fixed prompts one by one at temperature 0 and keep the answers.",
+            rich_help_panel=EVIDENCE,
+        ),
+    ] = 0,
+) -> None:
+    """What is asked of the server beside the load."""
+
+
 def output_options(
     output_dir: opt.OutputDirOption = None,
     json_path: opt.JsonOption = None,

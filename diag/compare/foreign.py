@@ -20,6 +20,7 @@ from typing import Any, Final
 from atom.bench.accounting import Counts
 from atom.bench.agentic.aiperf_records import record_of_line
 from atom.bench.aiperf_export import RECORDS_FILE, SUMMARY_FILE
+from atom.bench.clocks import ClockOffset, OffsetMeasurement
 from atom.bench.records import MEASURED, Outcome, RequestRecord, is_count
 from atom.bench.rundir import JsonlFile
 from atom.bench.wall_clock import WallClock
@@ -138,7 +139,7 @@ def _count(value: object) -> int | None:
 
 def _aiperf(path: Path) -> Recorded:
     file, damaged = JsonlFile(path), 0
-    clock = WallClock(0, 0)  # its own times, nanoseconds since 1970
+    clock = WallClock(0, 0)  # as it is: nanoseconds since 1970
     records: list[RequestRecord] = []
     for index, line in enumerate(file):
         try:
@@ -151,6 +152,10 @@ def _aiperf(path: Path) -> Recorded:
             records.append(record)
     if not records:
         raise UsageError(f"{path} has no request of AIPerf's profiling phase")
+    # From their beginning on: times of streams go through floating-point seconds, too coarse for those since 1970.
+    first = min(moment for one in records for moment in (one.ready_ns, one.sent_ns) if moment is not None)
+    for record in records:
+        record.shift(ClockOffset((OffsetMeasurement(first, -first, 0),)))
     summary_file = path.with_name(SUMMARY_FILE)
     summary = _read_json(summary_file) if summary_file.is_file() else {}
     load, scheduled = _aiperf_load(summary)

@@ -1,0 +1,265 @@
+"""Greedy outputs of a server, and whether two arms differ in them more than one arm differs from itself.
+
+`--probe-outputs N` asks N fixed prompts one by one at temperature 0 when the load is over, and keeps the answers in
+`outputs.jsonl` of the run. Engines are not batch-invariant and kernels not always deterministic, so a difference
+between arms says something only beside what the same arm does on fresh servers: its other runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from atom.bench.load import Api, Endpoint
+from atom.bench.rundir import JsonlWriter, RunDirectory, read_jsonl
+
+__all__ = ["OUTPUTS_FILE", "Divergence", "Output", "divergence", "probe_outputs", "read_outputs"]
+
+OUTPUTS_FILE: Final = "outputs.jsonl"
+MAX_TOKENS: Final = 48
+MOST_PROMPTS: Final = 256
+_TIMEOUT_S: Final = 120.0
+_MOST_ERRORS: Final = 3
+"""In a row: then the server is not asked further."""
+_SIGNIFICANT: Final = 0.05
+_MOST_SPLITS: Final = 2000
+
+_SUBJECTS: Final = (
+    "The history of the lighthouse begins with",
+    "To make bread at home, first",
+    "def fibonacci(n):\n    ",
+    "The three laws of thermodynamics say that",
+    "Once upon a time, in a village by the sea,",
+    "Question: what is 17 times 23? Answer:",
+    "A list of rivers in Europe: Danube, Rhine,",
+    "Dear Sir or Madam, I am writing to",
+    "SELECT name, count(*) FROM users WHERE",
+    "The capital of Australia is",
+    "In the morning the orchestra rehearsed, and in the afternoon",
+    "Photosynthesis is the process by which",
+    "Translate into French: the weather is fine today.",
+    "When the network is congested, the protocol",
+    "She opened the letter and read:",
+    "The difference between a queue and a stack is",
+)
+_PLACES: Final = ("", "In short: ", "As my teacher used to say, ", "Chapter one. ")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One answer."""
+
+    text: str
+    tokens: tuple[str, ...] | None
+    """Texts of its tokens; None where the server does not say."""
+
+
+def prompt(index: int) -> str:
+    """The `index`-th fixed prompt; all are different."""
+    subject, place = _SUBJECTS[index % len(_SUBJECTS)], index // len(_SUBJECTS)
+    start = _PLACES[place] if place < len(_PLACES) else f"Number {place}. "
+    return start + subject
+
+
+def probe_outputs(endpoint: Endpoint, run_dir: RunDirectory, count: int) -> None:
+    """Ask `count` prompts and append the answers to outputs.jsonl. What goes wrong is a line with an `error`."""
+    import httpx
+
+    headers = dict(endpoint.headers)
+    if endpoint.api_key is not None:
+        headers.setdefault("Authorization", f"Bearer {endpoint.api_key}")
+    limit = httpx.Timeout(min(_TIMEOUT_S, endpoint.request_timeout), connect=endpoint.connect_timeout)
+    failed, with_tokens = 0, True
+    with (
+        JsonlWriter(run_dir.path / OUTPUTS_FILE) as file,
+        httpx.Client(
+            base_url=endpoint.base_url, headers=headers, verify=endpoint.verify_tls, timeout=limit, trust_env=False
+        ) as client,
+    ):
+        for index in range(count):
+            try:
+                response = client.post(endpoint.path, json=_body(endpoint, prompt(index), with_tokens))
+                if response.status_code == 400 and with_tokens:  # a server without log-probabilities
+                    with_tokens = False
+                    response = client.post(endpoint.path, json=_body(endpoint, prompt(index), with_tokens))
+                response.raise_for_status()
+                answer: dict[str, Any] = {**_answer(response.json(), endpoint.api), "error": None}
+                failed = 0
+            except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
+                answer = {"text": None, "tokens": None, "error": f"{type(error).__name__}: {error}"[:500]}
+                failed += 1
+            file.append({"index": index, "prompt": prompt(index), **answer})
+            if failed >= _MOST_ERRORS:
+                return
+
+
+def _body(endpoint: Endpoint, text: str, with_tokens: bool) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": endpoint.model, "max_tokens": MAX_TOKENS, "temperature": 0, "stream": False}
+    if endpoint.api is Api.CHAT:
+        body["messages"] = [{"role": "user", "content": text}]
+        return {**body, "logprobs": True} if with_tokens else body
+    return {**body, "prompt": text, **({"logprobs": 1} if with_tokens else {})}
+
+
+def _answer(body: Mapping[str, Any], api: Api) -> dict[str, Any]:
+    choice = body["choices"][0]
+    text = choice["message"].get("content") or "" if api is Api.CHAT else choice["text"]
+    if not isinstance(text, str):
+        raise ValueError("the answer has no text")
+    tokens: Any = None
+    found = choice.get("logprobs")
+    if isinstance(found, dict):
+        tokens = found.get("tokens")
+        if isinstance(found.get("content"), list):
+            tokens = [one.get("token") for one in found["content"] if isinstance(one, dict)]
+    known = isinstance(tokens, list) and all(isinstance(one, str) for one in tokens)
+    return {"text": text, "tokens": tokens if known else None, "finish_reason": choice.get("finish_reason")}
+
+
+def read_outputs(run: Path) -> dict[int, Output]:
+    """Prompt number → answer, of a run directory; empty where nothing was asked. Lines that are none are skipped."""
+    outputs: dict[int, Output] = {}
+    for line in read_jsonl(run / OUTPUTS_FILE):
+        index, text, tokens = line.get("index"), line.get("text"), line.get("tokens")
+        if type(index) is not int or not 0 <= index < MOST_PROMPTS or not isinstance(text, str):
+            continue
+        known = isinstance(tokens, list) and all(isinstance(one, str) for one in tokens)
+        outputs[index] = Output(text, tuple(tokens) if known and isinstance(tokens, list) else None)
+    return outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Of two arms. Numbers of prompts are means over pairs of runs."""
+
+    prompts: int
+    """Asked in every run."""
+    between: float
+    """Prompts whose answers differ between a run of the one arm and a run of the other."""
+    within: float | None
+    """Between two runs of the same arm, on fresh servers; None where no arm has two."""
+    first: int | None
+    """Earliest position at which arms differ."""
+    unit: str
+    """Of `first`: `token`, or `character` where the server tells no tokens."""
+    word: str
+    """`identical`, `within A/A`, `differs consistently`, `differs`."""
+    text: str
+    consistent: tuple[int, ...] = ()
+    """Prompts to which each arm always gives the same answer, and the other arm another one."""
+    p: float | None = None
+    """Share of the ways to divide the runs between two arms that separate them as much; None where not needed."""
+
+    def as_dict(self) -> dict[str, Any]:
+        names = ("prompts", "between", "within", "first", "unit", "word", "text", "p")
+        return {**{name: getattr(self, name) for name in names}, "consistent": list(self.consistent)}
+
+
+def divergence(base: Sequence[Mapping[int, Output]], head: Sequence[Mapping[int, Output]]) -> Divergence | None:
+    """`base`, `head`: the answers of each run of an arm; runs without any are left out. None if an arm has none, or no
+    prompt was answered in all of them."""
+    arms = [[run for run in arm if run] for arm in (base, head)]
+    if not all(arms):
+        return None
+    prompts = sorted(set.intersection(*(set(run) for arm in arms for run in arm)))
+    if not prompts:
+        return None
+    runs = [run for arm in arms for run in arm]
+    differ = _differences(runs, prompts)
+    """[runs, runs] number of prompts with different answers."""
+    first_arm = tuple(range(len(arms[0])))
+    between, within = _means(differ, first_arm)
+    consistent = tuple(
+        index
+        for index in prompts
+        if min(map(len, arms)) > 1
+        and all(len({run[index].text for run in arm}) == 1 for arm in arms)
+        and arms[0][0][index].text != arms[1][0][index].text
+    )
+    first, unit = _first_difference(arms, prompts)
+    p = None
+    if between == 0:
+        word = "identical"
+    elif within is None:
+        word = "differs"
+    elif within == 0 and consistent:
+        word = "differs consistently"
+    else:
+        p = _share_of_splits(differ, len(first_arm))
+        word = "differs consistently" if p <= _SIGNIFICANT else "within A/A"
+    text = _words(len(prompts), between, within, word, None if first is None else f"{unit} {first + 1}")
+    return Divergence(len(prompts), between, within, first, unit, word, text, consistent, p)
+
+
+def _differences(runs: Sequence[Mapping[int, Output]], prompts: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    kinds: dict[tuple[int, str], int] = {}
+    """Answers, numbered."""
+    table = np.array([[kinds.setdefault((i, run[i].text), len(kinds)) for i in prompts] for run in runs])
+    return np.asarray((table[:, None, :] != table[None, :, :]).sum(axis=2), dtype=np.int64)
+
+
+def _means(differ: np.ndarray[Any, np.dtype[np.int64]], first: Sequence[int]) -> tuple[float, float | None]:
+    """Between the runs `first` and the others, and among each of both."""
+    mine = np.zeros(len(differ), dtype=bool)
+    mine[list(first)] = True
+    between = float(differ[mine][:, ~mine].mean())
+    same = [differ[np.ix_(part, part)][np.triu_indices(int(part.sum()), 1)] for part in (mine, ~mine)]
+    pairs = np.concatenate(same)
+    return between, float(pairs.mean()) if len(pairs) else None
+
+
+def _share_of_splits(differ: np.ndarray[Any, np.dtype[np.int64]], size: int) -> float:
+    """Of all ways to choose `size` runs as the first arm, those that lie as far apart as the arms do: if arms do not
+    matter, every way is as likely."""
+    count = len(differ)
+
+    def apart(first: Sequence[int]) -> float:
+        between, within = _means(differ, first)
+        return between - (within or 0.0)
+
+    found = apart(range(size))
+    if math.comb(count, size) <= _MOST_SPLITS:
+        splits: list[Sequence[int]] = list(itertools.combinations(range(count), size))
+    else:
+        rng = np.random.default_rng(0)
+        splits = [range(size), *(rng.permutation(count)[:size].tolist() for _ in range(_MOST_SPLITS))]
+    return sum(apart(split) >= found - 1e-9 for split in splits) / len(splits)
+
+
+def _first_difference(arms: Sequence[Sequence[Mapping[int, Output]]], prompts: Sequence[int]) -> tuple[int | None, str]:
+    """Position, from 0, at which a run of the one arm first differs from a run of the other, and in what it counts."""
+    in_tokens = all(run[index].tokens is not None for arm in arms for run in arm for index in prompts)
+    places = [
+        _common(one[index].tokens or (), other[index].tokens or ())
+        if in_tokens
+        else _common(one[index].text, other[index].text)
+        for one, other in itertools.product(*arms)
+        for index in prompts
+        if one[index].text != other[index].text
+    ]
+    return min(places, default=None), "token" if in_tokens else "character"
+
+
+def _common(one: Sequence[str], other: Sequence[str]) -> int:
+    """Length of what both begin with."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _words(prompts: int, between: float, within: float | None, word: str, first: str | None) -> str:
+    of = f"of {prompts} prompts" if prompts != 1 else "of 1 prompt"
+    if word == "identical":
+        return f"greedy outputs are identical {of.replace('of', 'on', 1)}"
+    line = f"greedy outputs differ between arms on {_number(between)} {of}, at the earliest from {first} on"
+    if within is None:
+        return f"{line}; no arm ran twice, so there is nothing to judge that by"
+    return f"{line}; the same arm against itself on fresh servers: {_number(within)} of {prompts}: {word}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if abs(value - round(value)) < 0.05 else f"{value:.1f}"
