@@ -89,7 +89,7 @@ def _find(spec: str, repo: Path | None) -> Arm:
         return _url(spec, repo)
     if spec in (WORKTREE, "."):
         return _ref(spec, repo)
-    repository = find_repository(repo)
+    repository, no_repository = _repository(repo)
     is_ref = repository is not None and repository.try_resolve(spec) is not None
     is_recipe = spec in builtin_recipes() or (spec.endswith((".yaml", ".yml")) and Path(spec).is_file())
     is_run = bool(_recorded_at(Path(spec)))
@@ -112,8 +112,7 @@ def _find(spec: str, repo: Path | None) -> Arm:
         raise UsageError(f"{spec!r} is no run directory (it has no {' or '.join(_RECORDS)}) and no result file")
     if repository is None:
         raise UsageError(
-            f"{spec!r} is no recipe, URL or run directory, and there is no git repository here that could have it as a "
-            "ref: give --repo"
+            f"{spec!r} is no recipe ({', '.join(builtin_recipes())}), URL or run directory, and no ref: {no_repository}"
         )
     try:
         return _ref(spec, repo)  # it may be a branch of the remote only
@@ -123,10 +122,19 @@ def _find(spec: str, repo: Path | None) -> Arm:
         ) from None
 
 
+def _repository(repo: Path | None) -> tuple[Repository | None, str]:
+    """Where refs are looked up, or why there is no such place."""
+    try:
+        repository = find_repository(repo)
+    except UsageError as error:
+        return None, str(error)
+    return repository, "there is no git repository here; give --repo"
+
+
 def _ref(ref: str, repo: Path | None) -> Arm:
-    repository = find_repository(repo)
+    repository, no_repository = _repository(repo)
     if repository is None:
-        raise UsageError(f"ref {ref!r}: there is no git repository here; give --repo")
+        raise UsageError(f"ref {ref!r}: {no_repository}")
     commit = repository.resolve(ref)
     name = "worktree" if commit.ref == WORKTREE else commit.ref
     return Arm(label=_label_of(name), kind=ArmKind.REF, spec=ref, provenance=_provenance(repository, commit))
@@ -319,8 +327,8 @@ def _way_to_run(arm: Arm) -> str:
 
 
 def arm_environment(arm: Arm) -> dict[str, str]:
-    """What the process that starts this arm's server has in its environment besides `arm.env`: compile caches of the
-    arm's own, and that its checkout is prepared."""
+    """What this arm's server has in its environment besides `arm.env` (`--server-env`): compile caches of its own, and
+    for the launcher the word that its checkout is prepared."""
     variables = {} if arm.src is None else {PREPARED_VARIABLE: arm.src}
     if arm.cache is not None:
         variables |= {name: str(Path(arm.cache) / folder) for name, folder in _CACHES.items()}
@@ -331,4 +339,5 @@ _CACHES: Final = {
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "VLLM_CACHE_ROOT": "vllm",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
 }

@@ -259,8 +259,9 @@ def open_repository(path: Path) -> Repository:
 
 
 def find_repository(given: Path | None = None) -> Repository | None:
-    """`--repo`, else the repository of the current directory, else the checkout that this tool runs from."""
-    if given is not None:
+    """`--repo`; without one (or `.`) the repository of the current directory, else the checkout this tool runs from."""
+    if given not in (None, Path()):
+        assert given is not None
         return open_repository(given)
     for path in (Path.cwd(), Path(__file__).resolve().parent):
         try:

@@ -139,12 +139,18 @@ def _make(repository: Repository, sha: str, entry: Path, note: Callable[[str], N
     if tags:
         _git(tree, "update-ref", "--stdin", text=f"{tags}\n")
     _git(tree, "checkout", "--quiet", "--detach", sha)
+    # Where objects are missing, git 2.39 leaves files out and ends with status 0.
+    if missing := _git(tree, "ls-files", "--deleted", "-z").split("\0")[:-1]:
+        raise RunError(
+            f"the checkout in {tree} lacks {len(missing)} files, such as {missing[0]}: "
+            f"{repository.path} has not all objects of {sha[:12]}"
+        )
 
 
 def _copy_promises(repository: Repository, tree: Path) -> None:
     """A partial clone's objects come from its remote when they are needed."""
     wanted = r"^(remote\..*\.(url|promisor|partialclonefilter)|extensions\.partialclone)$"
-    if repository.ask("config", "--get", "extensions.partialClone") is None:
+    if repository.ask("config", "--get-regexp", r"^remote\..*\.promisor$") is None:
         return
     for entry in (repository.ask("config", "--null", "--get-regexp", wanted) or "").split("\0"):
         name, found, value = entry.partition("\n")
@@ -153,10 +159,11 @@ def _copy_promises(repository: Repository, tree: Path) -> None:
     _git(tree, "config", "core.repositoryFormatVersion", "1")
 
 
-def _git(tree: Path, *arguments: str, text: str | None = None) -> None:
+def _git(tree: Path, *arguments: str, text: str | None = None) -> str:
     done = run_git(["-C", str(tree), *arguments], {}, text)
     if done.returncode:
         raise RunError(f"the checkout in {tree} cannot be made: git {arguments[0]}: {git_words(done.stderr)}")
+    return done.stdout
 
 
 def _quoted(path: str) -> str:
