@@ -98,8 +98,12 @@ def _evidence(arms: Sequence[Section]) -> Iterator[str]:
 def _discriminators(section: Section) -> Table:
     rows = []
     for one in section["discriminators"]:
-        share = "–" if one["share"] is None else f"{100 * one['share']:.1f}"
-        between = "–" if one["share_ci"] is None else "{:.1f} … {:.1f}".format(*(100 * x for x in one["share_ci"]))
+        share = "–" if one["share"] is None else f"{100 * one['share']:.1f}".replace("-", "−")
+        between = (
+            "–"
+            if one["share_ci"] is None
+            else "{:.1f} … {:.1f}".format(*(100 * x for x in one["share_ci"])).replace("-", "−")
+        )
         rows.append([one["arm"], _signed(one["effect_pct"]), share, between, one["verdict"]])
     treatment, control, gap = section["treatment"], section["control"], section["gap"]
     if gap is None:

@@ -101,10 +101,13 @@ def _is_verdict(table: Table, document: Document) -> bool:
 
 def _shape(document: Document) -> str:
     made = sum(pair["complete"] for load in document["loads"] for pair in load["pairs"])
-    loads = len(document["loads"])
-    return (
-        f"{made} complete pairs, {loads} {'load' if loads == 1 else 'loads'}, {document['plan']['placement']['reason']}"
-    )
+    loads = len({load["load"] for load in document["loads"]})
+    reason = document["plan"]["placement"]["reason"]
+    return f"{_counted(made, 'complete pair')} under {_counted(loads, 'load')} · {reason}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _many(value: Any) -> Sequence[Mapping[str, Any]]:
@@ -230,37 +233,36 @@ def _definitions(document: Document) -> list[Table]:
 
 
 def _commands(out: Path, document: Document) -> list[Table]:
-    """Each arm's part of each matched run: where it ran, on how much it is scored, and the command that made it."""
-    rows: list[list[str]] = []
-    more = 0
-    for load, pair, one in _parts(document):
-        if len(rows) >= MOST_COMMANDS:
-            more += 1
-            continue
-        window, counts = one["window"], one["requests"]
-        command = _run_json(out / one["run"]).get("command")
+    """Each arm's part of each matched run: on how much it is scored, and the command that made it."""
+    parts = {side["run"]: (where, side) for where, side in _parts(document)}  # a control serves several comparisons
+    rows = []
+    for where, side in list(parts.values())[:MOST_COMMANDS]:
+        window, counts = side["window"], side["requests"]
+        command = _run_json(out / side["run"]).get("command")
         rows.append(
             [
-                one["run"],
-                f"{load['load']}, pair {pair['pair'] + 1}",
+                side["run"],
+                where,
                 "–" if window is None else f"{window['seconds']:,.1f}{'' if window['steady'] else ' (whole)'}",
                 "–" if counts is None else f"{counts['completed']:,}/{counts['started']:,}",
-                _short(shlex.join(map(str, command))) if isinstance(command, list) else one["problem"] or "–",
+                _short(shlex.join(map(str, command))) if isinstance(command, list) else side["problem"] or "–",
             ]
         )
     notes = ["windows in which a matched run is scored; (whole): of its measured phase"]
-    if more:
-        notes.append(f"and {more} more")
+    if len(parts) > len(rows):
+        notes.append(f"and {_counted(len(parts) - len(rows), 'more run')}")
     columns = ("run directory", "load", "window (s)", "completed", "command")
     return [Table("", columns, rows, notes, text_columns=(1, 4))] if rows else []
 
 
-def _parts(document: Document) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]]:
+def _parts(document: Document) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What each run is part of, and the run."""
     for load in document["loads"]:
-        for pair in [*(load["control"] or {}).get("pairs", ()), *load["pairs"]]:
-            for run in pair["runs"]:
-                yield load, pair, run["base"]
-                yield load, pair, run["head"]
+        for kind, pairs in (("A/A pair", (load["control"] or {}).get("pairs", ())), ("pair", load["pairs"])):
+            for pair in pairs:
+                for run in pair["runs"]:
+                    for side in (run["base"], run["head"]):
+                        yield f"{load['load']}, {kind} {pair['pair'] + 1}", side
 
 
 def _run_json(path: Path) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ __all__ = ["arrows_card", "kind_of", "metrics_card", "pairs_card", "signed"]
 
 MOST_ROWS: Final = 48
 """Pairs or matched runs that are drawn; the tables count all."""
-WIDEST: Final = 4.0
+WIDEST: Final = 3.0
 """Metrics that spread wider than this many times the usual one run off the axis."""
 _KINDS: Final = {"faster": "good", "slower": "bad", "equivalent": "dim", "within noise": "dim"}
 _MIDDLE: Final = 15.0
