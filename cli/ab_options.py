@@ -99,6 +99,8 @@ class Request:
     accuracy_dataset: Path | None
     gc: bool
     cross: bool
+    probe_outputs: int
+    """Prompts, of every run of one load."""
 
 
 # ---- groups; see cli/option_groups.py
@@ -309,6 +311,14 @@ def further_options(
             metavar="FILE", help="GSM8K, as `atom bench gsm8k` takes it; default: generated.", rich_help_panel=FURTHER
         ),
     ] = None,
+    probe_outputs: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Compare greedy answers to N prompts, judged by how much runs of one arm differ; 0: none.",
+            rich_help_panel=FURTHER,
+        ),
+    ] = 4,
     gc: Annotated[
         bool,
         typer.Option(
@@ -379,14 +389,15 @@ def request_of(base: str | None, head: str | None, given: Mapping[str, Any]) -> 
         accuracy_dataset=given["accuracy_dataset"],
         gc=given["gc"],
         cross=given["cross"],
+        probe_outputs=given["probe_outputs"],
     )
 
 
 def _check_numbers(given: Mapping[str, Any]) -> None:
-    for name, least in (("pairs", 1), ("aa", 0), ("accuracy", 1), ("max_pairs", 1)):
-        value = given[name]
-        if value is not None and not least <= value <= 10_000:
-            raise UsageError(f"--{name.replace('_', '-')} must be {least} to 10000, got {value}")
+    for name, least in (("pairs", 1), ("aa", 0), ("accuracy", 1), ("max_pairs", 1), ("probe_outputs", 0)):
+        value, most = given[name], {"probe_outputs": 256, "accuracy": 1_000_000}.get(name, 1000)
+        if value is not None and not least <= value <= most:
+            raise UsageError(f"--{name.replace('_', '-')} must be {least} to {most}, got {value}")
     if given["max_pairs"] is not None:
         if not given["until_decided"]:
             raise UsageError("--max-pairs is for --until-decided; --pairs says how many there are without it")

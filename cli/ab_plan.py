@@ -13,7 +13,7 @@ from atom.diag.compare.arms import resolve_arm
 from atom.diag.compare.confounds import confounded
 from atom.diag.compare.crossover import crossed_arms, crossed_comparisons
 from atom.diag.compare.gates import Gate
-from atom.diag.compare.model import Arm, ArmKind, Comparison, Load
+from atom.diag.compare.model import Arm, ArmKind, Comparison, Half, Load, Placement
 from atom.diag.compare.placement import choose_placement, this_machine
 from atom.diag.compare.plan import Plan, make_plan
 from atom.diag.compare.provenance import difference, with_packages
@@ -25,9 +25,12 @@ from atom.recipes.suite import default_suite
 
 __all__ = ["plan_of"]
 
+_NOWHERE: Final = Placement(halves=(Half(name="recorded"),), reason="nothing is run: the arms are records")
+
 GC_SECONDS: Final = 90
 """Of the long run of `--gc`, where no suite says otherwise: long enough for growth to be told from noise."""
 SIMULATED: Final = "simulated"
+_PROBED: Final = ("random", "sharegpt", "custom", "trace")
 
 
 def plan_of(request: Request) -> Plan:
@@ -37,8 +40,16 @@ def plan_of(request: Request) -> Plan:
     if request.cross:
         comparisons = crossed_comparisons(arms[0], arms[1])
         arms = [*arms, *crossed_arms(arms[0], arms[1])]
-    placement = choose_placement(
-        request.devices, request.cpus, asked=request.placement, machine=this_machine(gpus=_may_use_gpus(request, arms))
+    recorded = all(arm.kind is ArmKind.RECORDED for arm in arms)
+    placement = (
+        _NOWHERE
+        if recorded
+        else choose_placement(
+            request.devices,
+            request.cpus,
+            asked=request.placement,
+            machine=this_machine(gpus=_may_use_gpus(request, arms)),
+        )
     )
     loads, suite = _loads(request, arms, gpus=placement.halves[0].devices is not None)
     arms = [_with_packages(arm, loads) for arm in arms]
@@ -49,7 +60,7 @@ def plan_of(request: Request) -> Plan:
         loads,
         placement,
         pairs=request.pairs,
-        swap=request.swap,
+        swap=request.swap and not recorded,
         aa_pairs=request.aa_pairs,
         seed=request.seed,
         until_decided=request.until_decided,
@@ -112,6 +123,7 @@ def _loads(request: Request, arms: Sequence[Arm], *, gpus: bool) -> tuple[list[L
         suite = request.suite or default_suite(gpus=int(gpus), own_servers=own)
         loads = suite_loads(suite)
     loads = [_declared(load, request) for load in _told_apart(loads)]
+    loads = _probed(loads, request.probe_outputs)
     if request.gc and not any(load.section == "gc" for load in loads):
         loads.append(_long_run(own, gpus))
     if request.accuracy is not None:
@@ -119,6 +131,16 @@ def _loads(request: Request, arms: Sequence[Arm], *, gpus: bool) -> tuple[list[L
     if not own:
         loads = [load if load.recipe is not None else replace(load, recipe=SIMULATED) for load in loads]
     return loads, suite
+
+
+def _probed(loads: list[Load], count: int) -> list[Load]:
+    """One of them also asks for greedy outputs: the last whose server computes something."""
+    able = [load for load in loads if load.section == "load" and load.bench in _PROBED and load.recipe != SIMULATED]
+    if not count or not able or any("probe-outputs" in load.options for load in loads):
+        return loads
+    return [
+        replace(load, options={**load.options, "probe-outputs": count}) if load is able[-1] else load for load in loads
+    ]
 
 
 def _told_apart(loads: Sequence[Load]) -> list[Load]:
@@ -187,12 +209,15 @@ def _extras(
     by_label = {arm.label: arm for arm in arms}
     pairs = {one.key: (by_label[one.base], by_label[one.head]) for one in comparisons}
     extras: dict[str, Any] = {
+        "turns": "order",
         "differences": {key: difference(base, head) for key, (base, head) in pairs.items()},
         "confounded": {
             key: list(dict.fromkeys(line for load in loads for line in confounded(base, head, load)))
             for key, (base, head) in pairs.items()
         },
     }
+    if all(arm.kind is ArmKind.RECORDED for arm in arms):
+        extras["turns"] = "recorded"
     if request.tests is not None:
         command = request.tests or DEFAULT_COMMAND
         extras |= {"tests_command": command, "tests_text": f"unit tests of both refs: {command}"}

@@ -16,6 +16,8 @@ from atom.diag.compare.model import RunResult
 
 __all__ = ["ComparisonProgress"]
 
+PLAIN_PERIOD_S: Final = 60.0
+"""Where no terminal is: a run of minutes says now and then that it goes on."""
 _STAGES: Final = {"starting": "server starts", "ready": "ready", "ending": "ends", "ended": "done"}
 
 
@@ -27,7 +29,7 @@ class ComparisonProgress:
         self._line = line or StatusLine(sys.stderr)
         self._now: Progress | None = None
         self._arms: dict[int, ArmProgress] = {}
-        self._shown = 0.0
+        self._shown = time.monotonic()
 
     def say(self, text: str) -> None:
         if self._quiet:
@@ -35,6 +37,7 @@ class ComparisonProgress:
         self._line.clear()
         self._line.show(text)
         self._line.keep()
+        self._shown = time.monotonic()
 
     def on_event(self, progress: Progress) -> None:
         self._now = progress
@@ -46,8 +49,8 @@ class ComparisonProgress:
         elif progress.event in (Event.GIVEN_UP, Event.DECIDED):
             what = "given up" if progress.event is Event.GIVEN_UP else f"{progress.pair.load}: decided"
             self.say(f"{what}: {progress.text}" if progress.event is Event.GIVEN_UP else f"{what} {progress.text}")
-        elif progress.event is Event.COOLING:
-            self._show(f"{_where(progress)}  cooling down, {progress.text}")
+        elif progress.event is Event.COOLING and self._line.terminal and not self._quiet:
+            self._line.show(f"{_where(progress)}  cooling down, {progress.text}")
 
     def on_arm(self, progress: ArmProgress) -> None:
         """From any thread of the executor's; returns at once."""
@@ -59,23 +62,22 @@ class ComparisonProgress:
         self._line.clear()
 
     def _draw(self, *, force: bool) -> None:
-        if not self._line.terminal or self._now is None:
+        if self._now is None or self._quiet:
             return
-        if force or time.monotonic() - self._shown >= TERMINAL_PERIOD_S:
+        period = TERMINAL_PERIOD_S if self._line.terminal else PLAIN_PERIOD_S
+        if (force and self._line.terminal) or time.monotonic() - self._shown >= period:
             self._shown = time.monotonic()
             arms = "   ".join(_arm(self._arms[side]) for side in sorted(self._arms))
             left = self._now.remaining_s
-            tail = "" if left is None else f"   {duration_text(left)} left"
-            self._show(f"{_where(self._now)}  {arms or 'starting'}{tail}")
-
-    def _show(self, text: str) -> None:
-        if not self._quiet and self._line.terminal:
-            self._line.show(text)
+            tail = f"   {duration_text(left)} left" if left else ""
+            self._line.show(f"{_where(self._now)}  {arms or 'starting'}{tail}")
 
 
 def _where(progress: Progress) -> str:
     run = progress.run
-    number = f"pair {min(progress.done + 1, progress.total)}/{progress.total} {progress.pair.load}"
+    over = progress.event is Event.RUN_ENDED and run == progress.pair.runs[-1]
+    pair = max(1, progress.done) if over else min(progress.done + 1, progress.total)
+    number = f"pair {pair}/{progress.total} {progress.pair.load}"
     control = " (A/A)" if progress.pair.purpose == "aa" else ""
     if run is None or len(progress.pair.runs) < 2:
         return number + control
@@ -99,7 +101,7 @@ def _load(figures: Mapping[str, Any]) -> str:
 def _ended(progress: Progress) -> str:
     """One line: which run, and what became of both arms' parts."""
     assert progress.results is not None
-    left = "" if progress.remaining_s is None else f"; about {duration_text(progress.remaining_s)} left"
+    left = f"; about {duration_text(progress.remaining_s)} left" if progress.remaining_s else ""
     return f"{_where(progress)}: " + ", ".join(map(_result, progress.results)) + left
 
 

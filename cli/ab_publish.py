@@ -17,7 +17,7 @@ from atom.diag.compare.document import document
 from atom.diag.compare.page import comparison_page
 from atom.recipes.errors import ExitStatus
 
-__all__ = ["comparison_junit", "publish_comparison", "republish_comparison"]
+__all__ = ["comparison_junit", "publish_comparison"]
 
 
 def publish_comparison(run_dir: RunDirectory, output: Output) -> ExitStatus:
@@ -45,11 +45,6 @@ def publish_comparison(run_dir: RunDirectory, output: Output) -> ExitStatus:
         attempt(lambda: show_tables(comparison_tables(told, width=console.width, location=place), console))
     attempt.raise_failures()
     return ExitStatus(told["status"])
-
-
-def republish_comparison(run_dir: RunDirectory, output: Output) -> ExitStatus:
-    """From what was recorded, also of a comparison that was killed: 4 if it did not come to its end."""
-    return publish_comparison(run_dir, output)
 
 
 def _complain(told: Mapping[str, Any]) -> None:

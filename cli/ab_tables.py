@@ -22,6 +22,7 @@ __all__ = ["comparison_tables", "signed", "signed_percent", "verdict_lines"]
 WIDE: Final = 116
 """Cells from which on a metric's whole verdict stands in its row."""
 LONGEST_LABEL: Final = 13
+NARROW_LABEL: Final = 8
 PRIMARY: Final = "▸ "
 MOST_NAMED: Final = 8
 """Changed files, outliers: more are counted."""
@@ -80,10 +81,11 @@ def _pair_tables(document: Document) -> list[Table]:
         if not rows:
             continue
         one, other = _short(base, "base"), _short(head, "head")
+        where = "halves" if len(document["plan"]["placement"]["halves"]) == 2 else document["plan"]["extras"]["turns"]
         tables.append(
             Table(
                 f"{base} → {head}, matched runs",
-                ("load", f"halves\n{one} / {other}", one, other, "Δ step\n(ms)", f"{one} → {other}"),
+                ("load", f"{where}\n{one} / {other}", one, other, "Δ step\n(ms)", f"{one} → {other}"),
                 rows,
                 [load["noise"] for load in loads if load.get("noise")],
                 text_columns=(1,),
@@ -117,28 +119,38 @@ def _raw(side: Mapping[str, Any], name: str) -> str:
 
 
 def _metric_tables(load: Mapping[str, Any], width: int) -> list[Table]:
-    metrics = load["metrics"]
-    if not metrics:
+    """Primary metric first. A narrow terminal has no Δ, and noise floors and the rest of a verdict below the table."""
+    metrics = sorted(load["metrics"].values(), key=lambda metric: not metric["primary"])
+    if not any(metric["pairs"] for metric in metrics):
         return []
-    pairs = len([pair for pair in load["pairs"] if pair["complete"]])
+    pairs = sum(pair["complete"] for pair in load["pairs"])
     count = f"{pairs} pair" + ("" if pairs == 1 else "s")
     title = f"{load['load']}: {load['base']} → {load['head']}, {count} · {load['shape']}"
-    one, other = _short(load["base"], "base"), _short(load["head"], "head")
-    ordered = sorted(metrics.items(), key=lambda item: not item[1]["primary"])
     wide = width >= WIDE
-    rows, below = [], []
-    for _, metric in ordered:
-        name = f"{PRIMARY if metric['primary'] else '  '}{metric['title']} ({metric['unit']})"
-        numbers = [number(metric["base"]), number(metric["head"])]
-        if wide:
-            numbers.append(signed(metric["delta"]))
-        numbers += [signed_percent(metric["delta_pct"]), _interval(metric["ci_pct"]), _floor(metric)]
-        rows.append([name, *numbers, metric["short"] if wide else metric["word"]])
-        if not wide and metric["short"] != metric["word"]:
-            below.append(f"{metric['title']}: {metric['short']}")
-    columns = ["metric", one, other, *(["Δ"] if wide else []), "Δ %", "95% CI (%)", "noise\nfloor", "verdict"]
-    notes = [*load["remarks"], *below, f"{PRIMARY.strip()} the metric that was declared to decide, before anything ran"]
+    most = LONGEST_LABEL if wide else NARROW_LABEL
+    columns = ["metric", _short(load["base"], "base", most), _short(load["head"], "head", most)]
+    columns += [*(["Δ"] if wide else []), "Δ %", "95% CI (%)", *(["noise\nfloor"] if wide else []), "verdict"]
+    rows = [_metric_row(metric, wide) for metric in metrics]
+    notes = [*load["remarks"], *([] if wide else _below(metrics)), f"{PRIMARY}decides: declared before anything ran"]
     return [Table(title, columns, rows, notes, text_columns=(len(columns) - 1,))]
+
+
+def _metric_row(metric: Mapping[str, Any], wide: bool) -> list[str]:
+    name = f"{PRIMARY if metric['primary'] else ''}{metric['title']} ({metric['unit']})"
+    cells = [name, number(metric["base"]), number(metric["head"])]
+    cells += [signed(metric["delta"])] if wide else []
+    cells += [signed_percent(metric["delta_pct"]), _interval(metric["ci_pct"])]
+    return [*cells, _floor(metric), metric["short"]] if wide else [*cells, metric["word"]]
+
+
+def _below(metrics: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What has no room in a narrow table. That a secondary metric needs more pairs is in the wide one alone."""
+    floors = [f"{one['title']} {_floor(one)}%" for one in metrics if one["noise_floor_pct"] is not None]
+    if floors:
+        yield f"noise floor of A/A pairs: {', '.join(floors)}"
+    for one in metrics:
+        if one["short"] != one["word"] and (one["primary"] or one["finding"] != "inconclusive"):
+            yield f"{one['title']}: {one['short']}"
 
 
 def signed(value: float | None) -> str:
@@ -208,8 +220,8 @@ def _gate_tables(document: Document) -> list[Table]:
     rows = []
     for gate in document["gates"]:
         where = f"{gate['load']}: " if gate.get("load") else ""
-        rows.append([f"{where}{gate['gate']}", gate["outcome"], gate["reason"]])
-    return [Table("gates", ("gate", "outcome", "why"), rows, text_columns=(1, 2))] if rows else []
+        rows.append([f"{where}{gate['gate']}", f"{str(gate['outcome']).upper()}: {gate['reason']}"])
+    return [Table("gates", ("gate", "outcome"), rows)] if rows else []
 
 
 def _scope_tables(document: Document) -> list[Table]:
@@ -226,13 +238,13 @@ def _sections(document: Document, width: int) -> list[Table]:
     ]
     tables += causal_tables(document)
     if outputs := document.get("outputs"):
-        tables.append(Table("", (), (), [f"greedy outputs: {line}" for line in outputs["sentences"]]))
+        tables.append(Table("", (), (), [f"greedy outputs: {outputs['text']}"]))
     return tables
 
 
-def _short(label: str, role: str) -> str:
+def _short(label: str, role: str, most: int = LONGEST_LABEL) -> str:
     """A label as the head of a column; one that is too long for it is called by its role."""
-    return label if len(label) <= LONGEST_LABEL else role
+    return label if len(label) <= most else role
 
 
 def _in_order(items: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:

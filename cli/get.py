@@ -14,6 +14,7 @@ from atom.bench.rundir import RunDirectory
 from atom.bench.sweep_index import is_sweep
 from atom.cli.server_side import summed_up
 from atom.cli.sweep_publish import read_sweep_summary
+from atom.diag.compare.document import document, is_comparison
 from atom.recipes.errors import RunError, UsageError
 
 __all__ = ["get"]
@@ -29,11 +30,16 @@ def get(
     METRIC is a name in summary.json (p99_ttft_ms, output_throughput, gen2_share, …); ttft_p99 is understood too, and
     so is any field of its head, such as validity. Fractions are 0..1. Exit status 1 if it was not measured.
 
+    Of a comparison: verdict, or LOAD.METRIC_delta_pct (_base, _head, _ci_low_pct, _ci_high_pct, _noise_floor_pct);
+    LOAD. may be left out where there is one.
+
     Example: test $(atom get RUN failed) -eq 0
     """
     run_dir = RunDirectory.open(run)
     if is_sweep(run_dir):
         summary = read_sweep_summary(run_dir)
+    elif is_comparison(run_dir):
+        summary = document(run_dir.path)
     elif run_dir.summary_json.is_file() and metric != "validity":  # the directory may have been damaged since
         summary = run_dir.read_summary()
     else:

@@ -1,4 +1,5 @@
-"""`atom report`: tables and report page from a run directory, again, also of a run that was killed, and of a sweep."""
+"""`atom report`: tables and report page from a run directory, again, also of a run that was killed, of a sweep
+and of a comparison."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ from atom.bench.agentic.aiperf_records import take_over
 from atom.bench.rundir import RunDirectory, Validity
 from atom.bench.sweep_index import is_sweep
 from atom.cli import options as opt
+from atom.cli.ab_publish import publish_comparison
 from atom.cli.publish import Output, publish
 from atom.cli.server_side import summed_up
 from atom.cli.sweep_publish import republish_sweep
+from atom.diag.compare.document import is_comparison
 from atom.recipes.errors import ExitStatus
 
 __all__ = ["report"]
@@ -35,7 +38,8 @@ def report(
     """Sum up a run directory again: summary.json, report.html and the tables.
 
     Works on whatever was recorded, so also on a run that was killed; a sealed run keeps its verdict. The exit status is
-    what the run is worth: 0 if it is valid, 1 if it failed, 4 if it is no valid evidence. A sweep has its own.
+    what the run is worth: 0 if it is valid, 1 if it failed, 4 if it is no valid evidence. A sweep
+    has its own, and a comparison, with its gates.
 
     Example: atom report atom-runs/20261130-120000-random --markdown table.md
     """
@@ -53,6 +57,8 @@ def report(
     )
     if is_sweep(run_dir):
         return republish_sweep(run_dir, output)
+    if is_comparison(run_dir):
+        return publish_comparison(run_dir, output)
     take_over(run_dir)
     summary = summed_up(run_dir, percentiles)
     publish(run_dir, summary, output)

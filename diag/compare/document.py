@@ -31,8 +31,9 @@ from atom.diag.compare.load_document import (
     weigh,
 )
 from atom.diag.compare.metrics import METRICS
-from atom.diag.compare.model import Arm, Comparison, Load
+from atom.diag.compare.model import Arm, ArmKind, Comparison, Load
 from atom.diag.compare.outcomes import RunEvidence, outcomes_of
+from atom.diag.compare.outputs import divergence, read_outputs
 from atom.diag.compare.plan import Plan, Stream
 from atom.diag.compare.statistics import Estimate, estimate
 from atom.diag.compare.unit_tests import unit_tests_section
@@ -217,16 +218,21 @@ def _scope(view: _View, run: Mapping[str, Any]) -> dict[str, str]:
     host = run.get("host") or {}
     targets = [target for arm in plan.arms for target in _targets(view, arm)]
     halves = [half_text(half) for half in plan.placement.halves]
+    recorded = all(arm.kind is ArmKind.RECORDED for arm in plan.arms)
     recipes = [arm.recipe for arm in plan.arms] + [load.recipe for load in plan.loads]
     scope = {
-        "machine": ", ".join(str(host[name]) for name in ("cpu", "kernel") if host.get(name)),
-        "devices": ", ".join(dict.fromkeys(map(str, run.get("devices") or []))) or f"{host.get('cpus', '?')} CPUs",
-        "halves": " / ".join(halves) + (", at the same time" if plan.placement.concurrent else ", in turns"),
+        "machine": "" if recorded else ", ".join(str(host[name]) for name in ("cpu", "kernel") if host.get(name)),
+        "devices": ""
+        if recorded
+        else ", ".join(dict.fromkeys(map(str, run.get("devices") or []))) or f"{host.get('cpus', '?')} CPUs",
+        "halves": ""
+        if recorded
+        else " / ".join(halves) + (", at the same time" if plan.placement.concurrent else ", in turns"),
         "model": _once(target.get("model") for target in targets),
         "executor": _once(_executor(target.get("executor")) for target in targets),
         "recipe": _once(recipes),
         "loads": "; ".join(f"{load.name} ({shape_of(load)})" for load in plan.loads),
-        "seed": str(plan.seed),
+        "seed": "" if recorded else str(plan.seed),
     }
     return {name: value for name, value in scope.items() if value}
 
@@ -264,7 +270,9 @@ def _sections(view: _View) -> dict[str, Any]:
 
 def _outputs(view: _View, comparison: Comparison) -> dict[str, Any] | None:
     """Greedy outputs of the arms against each other and against themselves."""
-    return None
+    sides = [[read_outputs(path) for path in side if path.is_dir()] for side in view.directories(comparison, "load")]
+    found = divergence(sides[0], sides[1])
+    return None if found is None else found.as_dict()
 
 
 def _net(view: _View, *, crossed: bool) -> list[dict[str, Any]]:
@@ -364,14 +372,24 @@ def _worth(view: _View, loads: Sequence[Mapping[str, Any]], run: Mapping[str, An
 
 
 def _invalid(load: Mapping[str, Any]) -> list[str]:
-    """Runs that are no valid evidence by themselves."""
-    found: dict[str, None] = {}
-    for pair in load["pairs"]:
-        for run in pair["runs"]:
-            for side in (run["base"], run["head"]):
-                found |= dict.fromkeys(f"{load['load']}: {side['arm']}: {line}" for line in side["invalid"])
-    censored = {line.partition(": ")[2] for line in load["censored"]}
-    return [line for line in found if not any(line.endswith(one) for one in censored)]
+    """Runs that are no valid evidence by themselves, by kind: `client saturated in 3 of 8 runs, such as main's run-2:
+    …`."""
+    sides = [run[side] for pair in load["pairs"] for run in pair["runs"] for side in ("base", "head")]
+    found: dict[str, list[tuple[str, str]]] = {}
+    for side in sides:
+        if side["censored"]:
+            continue  # said already
+        for line in side["invalid"]:
+            kind, _, detail = line.partition(": ")
+            found.setdefault(kind, []).append((f"{side['arm']}'s {side['run'].rpartition('/')[2]}", detail))
+    lines = []
+    for kind, runs in found.items():
+        who, detail = runs[0]
+        such = f", such as {who}" if len(runs) > 1 else f", {who}"
+        lines.append(
+            f"{load['load']}: {kind} in {len(runs)} of {len(sides)} runs{such}" + (f": {detail}" if detail else "")
+        )
+    return lines
 
 
 def _section_gates(plan: Plan, sections: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -463,7 +481,7 @@ DEFINITIONS: Final = {
 
 
 def _figures(loads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """`LOAD.METRIC.delta_pct` and so on; with one load also without its name."""
+    """`LOAD.METRIC_delta_pct` and so on; with one load also without its name."""
     figures = {}
     for load in loads:
         for name, metric in load["metrics"].items():
@@ -477,7 +495,7 @@ def _figures(loads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     "definition": f"{metric['title']}: {definition}",
                     "supported": metric["supported"],
                 }
-                figures[f"{load['load']}.{name}.{key}"] = figure
+                figures[f"{load['load']}.{name}_{key}"] = figure
                 if len(loads) == 1:
-                    figures[f"{name}.{key}"] = figure
+                    figures[f"{name}_{key}"] = figure
     return figures

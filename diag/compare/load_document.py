@@ -16,7 +16,7 @@ import numpy as np
 from atom.diag.compare.evidence import ScoredPair, ScoredRun, Side, metric_effects, metric_values
 from atom.diag.compare.gates import Gate, GateOutcome, judge_gate, judge_gates
 from atom.diag.compare.metrics import METRICS
-from atom.diag.compare.model import Comparison, Half, Load
+from atom.diag.compare.model import ArmKind, Comparison, Half, Load
 from atom.diag.compare.plan import Plan
 from atom.diag.compare.sequential import boundary_of
 from atom.diag.compare.statistics import Effects, asymmetry, half_effects, outliers, percent
@@ -186,7 +186,9 @@ def _run(plan: Plan, one: ScoredRun) -> dict[str, Any]:
 
 
 def _halves(plan: Plan, one: ScoredRun) -> str:
-    """`0-3 / 4-7`: where base and head ran; in turns: which was first."""
+    """`0-3 / 4-7`: where base and head ran; in turns: which was first; of recorded arms: what was read."""
+    if all(plan.arm(run.arm).kind is ArmKind.RECORDED for run in one.run.runs):
+        return " / ".join(side.path.name for side in one.sides)
     if plan.placement.concurrent:
         return " / ".join(half_text(plan.placement.halves[run.half]) for run in one.run.runs)
     return " / ".join("first" if run.order == 0 else "second" for run in one.run.runs)
