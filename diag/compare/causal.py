@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from atom.diag.compare.contrasts import Contrast, Network, Ratio
-from atom.diag.compare.model import Arm, ArmKind, Comparison
+from atom.diag.compare.model import Arm, ArmKind
 from atom.diag.compare.outcomes import ArmOutcome
 from atom.diag.compare.statistics import Estimate
 
-__all__ = ["NOT_THIS_HEAD", "Question", "causal_comparisons", "causal_section", "role_of"]
+__all__ = ["NOT_THIS_HEAD", "Question", "causal_section"]
 
-ROLES: Final = ("control", "treatment", "bypass", "repair")
 NOT_THIS_HEAD: Final = "not this head"
 DOMINANT: Final = 0.5
 """A factor that explains at least this share of the gap is the dominant one."""
@@ -40,18 +39,6 @@ class Question:
     margin_pct: float = 1.0
     """Within this of the control is as good as the control."""
     level: float = 0.95
-
-
-def role_of(label: str) -> str:
-    """The role of an arm that is called like one (`bypass=SPEC`, `repair-2=SPEC`); otherwise `arm`."""
-    name = label.lower().split("-")[0].split("_")[0]
-    return name if name in ROLES else "arm"
-
-
-def causal_comparisons(arms: Sequence[Arm]) -> list[Comparison]:
-    """The control with each other arm: every arm has runs of the control of its own, at the same time as it."""
-    control = _Cast.of(arms).control
-    return [Comparison(base=control.label, head=arm.label) for arm in arms if arm is not control]
 
 
 def causal_section(

@@ -10,18 +10,25 @@ import pytest
 
 from atom.cli.ab_causal_tables import causal_tables
 from atom.cli.render import markdown
-from atom.diag.compare.causal import Question, causal_comparisons, causal_section, role_of
+from atom.diag.compare.causal import Question, causal_section
 from atom.diag.compare.model import Arm, ArmKind, RunResult
 from atom.diag.compare.outcomes import ArmOutcome, RunEvidence, outcomes_of
 from atom.diag.compare.statistics import Estimate
 from atom.diag.compare.student_t import t_quantile
 
+ROLES = ("control", "treatment", "bypass", "repair")
 HEAD = "a2fca7808c94f90ca396fb047fd3d0887e293706"
 OLD = "1111111111111111111111111111111111111111"
 
 
 def arm(label: str, role: str | None = None, kind: ArmKind = ArmKind.REF, sha: str | None = HEAD) -> Arm:
-    return Arm(label=label, kind=kind, spec=label, role=role or role_of(label), provenance={"sha": sha} if sha else {})
+    return Arm(
+        label=label,
+        kind=kind,
+        spec=label,
+        role=role or (label if label in ROLES else "discriminator"),
+        provenance={"sha": sha} if sha else {},
+    )
 
 
 def found(mean: float, se: float, n: int = 4) -> Estimate:
@@ -54,17 +61,6 @@ def section(arms: list[Arm], runs: list[RunEvidence], estimates: dict[tuple[str,
 
 def rows(made: Any) -> dict[str, Any]:
     return {one["arm"]: one for one in made["arms"]}
-
-
-def test_roles_by_name() -> None:
-    assert [role_of(name) for name in ("bypass", "repair-2", "Treatment_b", "control", "cute", "bypassed")] == [
-        *("bypass", "repair", "treatment", "control", "arm", "arm")
-    ]
-
-
-def test_each_arm_has_its_own_matched_control() -> None:
-    arms = [arm("main", "base"), arm("branch", "head"), arm("bypass")]
-    assert [one.key for one in causal_comparisons(arms)] == ["main..branch", "main..bypass"]
 
 
 def test_two_arms_are_no_causal_comparison() -> None:
