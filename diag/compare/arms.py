@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import sys
+import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +26,11 @@ from atom.diag.compare.model import Arm, ArmKind
 from atom.diag.compare.origins import refuse_foreign_modules
 from atom.diag.compare.provenance import with_packages
 from atom.diag.compare.source import Checkout, checkout
+from atom.recipes.containers import OWNER_LABEL, RUN_LABEL, container_engine
 from atom.recipes.errors import RunError, UsageError
 from atom.recipes.launcher import PREPARED_VARIABLE
 from atom.recipes.placeholders import Expansion, expand, resolve_variables, uses
+from atom.recipes.processes import process_token
 from atom.recipes.recipe import Recipe
 from atom.recipes.resolve import builtin_recipes, resolve_recipe
 
@@ -294,6 +298,8 @@ def prepare_arm(
 def _checkout_of(arm: Arm, recipes: Sequence[Recipe], note: Callable[[str], None]) -> Checkout:
     def commands(tree: Path) -> list[tuple[list[str], Mapping[str, str]]]:
         starts = [_prepare_start(arm, recipe, tree) for recipe in recipes if recipe.prepare]
+        if arm.image is not None:
+            return [(_in_image(arm.image, one, command, tree), os.environ) for one in starts for command in one.prepare]
         return [(command, start.env) for start in starts for command in start.prepare]
 
     # What would run, without the checkout's own place, says whether another checkout would be the same.
@@ -305,11 +311,24 @@ def _checkout_of(arm: Arm, recipes: Sequence[Recipe], note: Callable[[str], None
     )
 
 
+def _in_image(image: str, start: Expansion, command: Sequence[str], tree: Path) -> list[str]:
+    """A command of `prepare` in a container that has nothing but the checkout, in which it leaves what it builds."""
+    if ":" in str(tree):
+        raise UsageError(f"{tree} cannot be mounted into a container, for it has a colon; set XDG_CACHE_HOME")
+    labels = {RUN_LABEL: f"prepare-{uuid.uuid4()}", OWNER_LABEL: process_token()}
+    return [
+        *(container_engine(), "run", "--rm", "--init", "--name", f"atom-{labels[RUN_LABEL]}"),
+        *(word for name, value in labels.items() for word in ("--label", f"{name}={value}")),
+        *("--network", "host", "--volume", f"{tree}:{tree}", "--workdir", str(tree), "--entrypoint", "", image),
+        *("env", *(f"{name}={value}" for name, value in start.recipe_env.items()), *command),
+    ]
+
+
 def _prepare_start(arm: Arm, recipe: Recipe, tree: Path) -> Expansion:
     """The recipe's `prepare` and its environment, without what only a server that is started has."""
     variables = resolve_variables(recipe, arm.variables)
     values: dict[str, str | None] = {
-        "python": sys.executable,
+        "python": sys.executable if arm.image is None else "python3",
         **dict.fromkeys((*recipe.ports, "port", "host", "port_file", "label", "scratch"), ""),
         "devices": None,
         "model": recipe.model,

@@ -17,6 +17,7 @@ from atom.diag.compare.evidence import ScoredPair, ScoredRun, Side, metric_effec
 from atom.diag.compare.gates import Gate, GateOutcome, judge_gate, judge_gates
 from atom.diag.compare.metrics import METRICS
 from atom.diag.compare.model import ArmKind, Comparison, Half, Load
+from atom.diag.compare.origins import origin_problems
 from atom.diag.compare.plan import Plan
 from atom.diag.compare.sequential import boundary_of
 from atom.diag.compare.statistics import Effects, asymmetry, half_effects, outliers, percent
@@ -191,7 +192,7 @@ def _halves(plan: Plan, one: ScoredRun) -> str:
         return " / ".join(side.path.name for side in one.sides)
     if plan.placement.concurrent:
         return " / ".join(half_text(plan.placement.halves[run.half]) for run in one.run.runs)
-    return " / ".join("first" if run.order == 0 else "second" for run in one.run.runs)
+    return " / ".join("1st" if run.order == 0 else "2nd" for run in one.run.runs)
 
 
 def half_text(half: Half) -> str:
@@ -230,7 +231,10 @@ def _side(plan: Plan, one: ScoredRun, side: int) -> dict[str, Any]:
             "samples": {name: value.n for name, value in score.metrics.items()},
             "requests": told["counts"],
             "window": told["window"],
-            "invalid": told["invalid"],
+            "invalid": [
+                *told["invalid"],
+                *origin_problems(this.path, plan.arm(run.arm), plan.load(one.run.load).recipe),
+            ],
         }
     return facts
 

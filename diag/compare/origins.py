@@ -139,15 +139,15 @@ def origin_problems(run_dir: Path, arm: Arm, recipe: str | None = None) -> list[
     problems = []
     proven = set[str]()
     for record in read_origins(run_dir):
-        who = f"{record['role']} process {record['pid']}"
         if foreign := foreign_modules(record["modules"], Path(arm.checkout)):
-            problems.append(f"{arm.label}, {who}: {_told(foreign)}, not from its checkout")
+            who = f"{record['role']} process {record['pid']}"
+            problems.append(f"foreign modules: in the {who} {_told(foreign)}, not from the checkout of {arm.spec}")
         proven |= {package for package in packages if _has(record["modules"], package)}
     missing = [package for package in packages if package not in proven]
     if missing and not problems:
         problems.append(
-            f"{arm.label}: no process of the server recorded where {', '.join(missing)} came from, so it is not proven "
-            "that it ran this ref"
+            f"source not proven: no process of the server recorded where {', '.join(missing)} came from, so it may not "
+            f"be that of {arm.spec}"
         )
     return problems
 

@@ -233,16 +233,18 @@ def _write_complete(entry: Path, facts: Mapping[str, Any]) -> None:
     temporary.rename(entry / _COMPLETE)
 
 
-def _remove(entry: Path) -> None:
-    """Take the mark away first: an entry that is half removed must not look complete."""
+def _remove(entry: Path, patience_s: float = _REMOVE_S) -> None:
+    """Take the mark away first: an entry that is half removed must not look complete. RunError if something stays."""
     with contextlib.suppress(OSError):
         (entry / _COMPLETE).unlink()
-    deadline = time.monotonic() + _REMOVE_S
-    while entry.exists():
+    deadline = time.monotonic() + patience_s
+    while True:
         shutil.rmtree(entry, ignore_errors=True)
+        if not entry.exists():
+            return
         if time.monotonic() > deadline:
-            raise RunError(f"{entry}: cannot be removed; is something still writing there?")
-        time.sleep(0.0 if not entry.exists() else 0.1)
+            raise RunError(f"{entry}: cannot be removed; something still writes there, or it is another user's")
+        time.sleep(0.1)
 
 
 def _entries(root: Path) -> Iterator[Path]:
@@ -269,7 +271,7 @@ def _remove_unused(entry: Path) -> bool:
     if lock < 0:
         return False
     try:
-        _remove(entry)
+        _remove(entry, patience_s=0.0)
         lock_path.unlink(missing_ok=True)
     except RunError:
         return False

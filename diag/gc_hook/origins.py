@@ -4,7 +4,7 @@ A proof for comparisons of two checkouts that each server ran its own code. The 
 been imported since; while none are, looking costs one comparison every two seconds.
 """
 
-# ruff: noqa: PTH100, PTH105, PTH108, PTH118
+# ruff: noqa: PTH105, PTH108, PTH118
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Origins:
         for key, module in list(sys.modules.items())[:MAX_MODULES]:
             name, file = _name_and_file(key, module)
             if file and any(name == one or name.startswith(f"{one}.") for one in self.packages):
-                yield name, os.path.abspath(file)
+                yield name, os.path.realpath(file)
 
 
 def _name_and_file(key: str, module: ModuleType) -> tuple[str, str]:

@@ -52,6 +52,7 @@ logs: {max_bytes: 65536}
 stop: {signal: SIGINT, grace: 2.5, command: "docker stop box"}
 metrics: {dialect: sglang, path: /m, port: admin}
 roles: {api: ['^a'], worker: [w]}
+source: {path: lib/python, packages: [a.b, c]}
 """
 
 
@@ -71,6 +72,7 @@ def test_every_field_arrives(tmp_path: Path) -> None:
     assert recipe.roles.role_of("a worker w") == "worker"
     assert recipe.roles.role_of("api") == "api"
     assert recipe.roles.role_of("b") == "other"
+    assert (recipe.source_tree.path, recipe.source_tree.packages) == ("lib/python", ("a.b", "c"))
     assert recipe.ready_timeout_s == 5
     assert recipe.log_max_bytes == 65536
 
@@ -97,6 +99,8 @@ def test_builtin_recipes_are_valid_and_named_after_their_file(name: str) -> None
         ("name: x\ncommand: a\nports: {admin: 70000}\n", ["`ports.admin`", "1 to 65535"]),
         ("name: x\ncommand: a\nready_timeout: 0\n", ["`ready_timeout`", "more than 0"]),
         ("name: x\ncommand: a\nroles: {api: ['(']}\n", ["`roles.api[0]`", "no regular expression"]),
+        ("name: x\ncommand: a\nsource: {path: ../x}\n", ["line 3", "`source.path`", "inside the checkout"]),
+        ("name: x\ncommand: a\nsource: {packages: [a/b]}\n", ["`source.packages[0]`", "a package such as"]),
         ("name: x\ncommand: a {modle}\n", ["`command`", "{modle}", "known here", "model"]),
         ("name: x\ncommand: a {env}\n", ["{env}", "only allowed"]),
         ("name: x\ncommand: 'a }b'\n", ["single '}'", "twice"]),

@@ -217,6 +217,24 @@ def test_prepare_of_the_recipe_runs_in_the_checkout(repo: Path, recipe: str, hol
     assert not (Path(plain.src or "") / "built").exists()
 
 
+def test_prepare_of_an_image_runs_in_it(
+    repo: Path, recipe: str, hold: contextlib.ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"bin/docker": f'#!/bin/sh\nfor word; do echo "$word"; done > {tmp_path}/asked\n'})
+    (tmp_path / "bin/docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    steps = 'name: small => name: small\nprepare: [["{python}", setup.py, build]]'
+    building = edited(recipe, building=steps.replace("\\n", "\n"))
+    arm = resolve_arm("branch", role="head", repo=repo, image="i:1", env={"A": "1"})
+    ready = prepare_arm(arm, recipes=[building], hold=hold)
+    words = (tmp_path / "asked").read_text().splitlines()
+    assert words[-7:] == ["i:1", "env", f"PYTHONPATH={ready.src}", "A=1", "python3", "setup.py", "build"]
+    assert f"{ready.checkout}:{ready.checkout}" in words
+    (tmp_path / "asked").unlink()
+    assert prepare_arm(arm, recipes=[building], hold=hold).checkout == ready.checkout
+    assert not (tmp_path / "asked").exists()
+
+
 def test_recipes_that_disagree(repo: Path, recipe: str, hold: contextlib.ExitStack) -> None:
     top = edited(recipe, top="path: src => path: .")
     arm = resolve_arm("branch", role="head", repo=repo)
@@ -301,14 +319,15 @@ def test_what_the_processes_of_a_run_loaded(
 ) -> None:
     arm = prepare_arm(resolve_arm("branch", role="head", repo=repo, recipe=recipe), recipes=[], hold=hold)
     (problem,) = origin_problems(tmp_path, arm)
-    assert problem.startswith("branch: no process of the server recorded where spaced.server came from")
+    assert problem.startswith("source not proven: no process of the server recorded where spaced.server came from")
     record = {"pid": 7, "role": "core", "modules": {"spaced.server.core": f"{arm.src}/spaced/server/core.py"}}
     write(tmp_path, {"server/origins-core-7.json": json.dumps(record)})
     assert origin_problems(tmp_path, arm) == []
     record["modules"] |= {"spaced.server.only_here": f"{installed}/spaced/server/only_here.py"}  # type: ignore[operator]
     write(tmp_path, {"server/origins-core-7.json": json.dumps(record), "server/origins-api-8.json": "{"})
     (problem,) = origin_problems(tmp_path, arm)
-    assert problem.startswith(f"branch, core process 7: module spaced.server.only_here comes from {installed}/")
+    known = "foreign modules: in the core process 7 module spaced.server.only_here comes from"
+    assert problem.startswith(f"{known} {installed}/")
 
 
 def test_the_hook_records_where_modules_come_from(tmp_path: Path) -> None:
