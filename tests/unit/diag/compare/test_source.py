@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -409,3 +410,22 @@ def test_threads_of_one_process_too(repo: Path) -> None:
     assert sorted(one.made for one in found) == [False, False, False, True]
     for one in found:
         one.close()
+
+
+def test_atom_clean_says_what_it_sweeps(repo: Path) -> None:
+    repository, sha = open_repository(repo), git(repo, "rev-parse", "HEAD")
+    with pytest.raises(RunError):
+        checkout(repository, sha, prepare=command("raise SystemExit(1)"), variant="v")
+    checkout(repository, sha).close()
+
+    def clean(*flags: str) -> list[str]:
+        code = "import sys; from atom.cli.clean import app; app(sys.argv[1:])"
+        words = [sys.executable, "-c", code, "--dry-run", "--json", "-", *flags]
+        env = {**os.environ, "PYTHONPATH": str(import_root())}
+        found = json.loads(subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout)
+        return [Path(path).name for path in found["checkouts"]]
+
+    plain = f"{repository.key}-{sha[:16]}"
+    (half,) = clean()
+    assert half.startswith(f"{plain}-")
+    assert clean("--cache") == [plain, half]
