@@ -30,7 +30,7 @@ from atom.cli.render import markdown, print_tables
 from atom.diag.compare.plan import Plan
 from atom.recipes.errors import ExitStatus, UsageError
 
-__all__ = ["EXAMPLES", "ab_compare", "split_tests"]
+__all__ = ["EXAMPLES", "ab_compare"]
 
 EXAMPLES: Final = (
     "Examples:\n\n"
@@ -132,13 +132,3 @@ def _show_plan(plan: Plan, output: Output) -> None:
     console.stderr = True
     print_tables(plan_tables(plan), console)
     sys.stderr.flush()
-
-
-def split_tests(arguments: list[str]) -> list[str]:
-    """`--tests=COMMAND` is `--tests-command COMMAND`: a flag that may stand alone takes no value otherwise."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    own = [
-        f"--tests-command={one.removeprefix('--tests=')}" if one.startswith("--tests=") else one
-        for one in arguments[:end]
-    ]
-    return [*own, *arguments[end:]]

@@ -24,6 +24,7 @@ __all__ = [
     "ArmChange",
     "ArmRequest",
     "Request",
+    "arm_changes",
     "arm_options",
     "evidence_options",
     "further_options",
@@ -39,7 +40,6 @@ SCHEDULE: Final = "Schedule"
 EVIDENCE: Final = "Evidence"
 FURTHER: Final = "Further comparisons"
 CAUSAL_ROLES: Final = ("control", "treatment", "bypass", "repair", "discriminator", "recorded")
-LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 BASE: Final = "base"
 HEAD: Final = "head"
 SECTION_GATES: Final = ("tests", "accuracy", "gc")
@@ -63,7 +63,6 @@ class ArmRequest:
 
     spec: str
     role: str
-    change: ArmChange = ArmChange()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +71,8 @@ class Request:
 
     arms: tuple[ArmRequest, ...]
     """The first is what the others are compared with."""
+    changes: Mapping[str, Any]
+    """The options that change one arm, as they were given: for `arm_changes`."""
     repo: Path
     recipe: str | None
     suite: str | None
@@ -365,6 +366,7 @@ def request_of(base: str | None, head: str | None, given: Mapping[str, Any]) -> 
         raise UsageError(f"--primary must be one of {', '.join(PRIMARY_CHOICES)}; got {given['primary']!r}")
     return Request(
         arms=arms,
+        changes={name: given[name] for name in _CHANGES},
         repo=given["repo"] or Path(),
         recipe=given["recipe"],
         suite=given["suite"],
@@ -463,7 +465,7 @@ def _arms(base: str | None, head: str | None, given: Mapping[str, Any]) -> tuple
     arms = [first, *second, *others]
     if given["cross"] and (len(arms) != 2 or head is None):
         raise UsageError("--cross is for BASE and HEAD alone: it makes the other cells itself")
-    return _changed(arms, given)
+    return tuple(arms)
 
 
 def _further(text: str) -> ArmRequest:
@@ -473,15 +475,20 @@ def _further(text: str) -> ArmRequest:
     return ArmRequest(spec=spec, role=role)
 
 
-def _changed(arms: Sequence[ArmRequest], given: Mapping[str, Any]) -> tuple[ArmRequest, ...]:
-    """The arms with --base-env, --arm-args and the like."""
-    named = {label_of(arm.spec): index for index, arm in reversed(list(enumerate(arms)))}
-    named = {BASE: 0, **({HEAD: 1} if len(arms) > 1 else {}), **named}
-    changes = [ArmChange() for _ in arms]
+_CHANGES: Final = (
+    *("base_image", "head_image", "base_args", "head_args", "base_env", "head_env"),
+    *("arm_env", "arm_set", "arm_args", "arm_image", "arm_python"),
+)
+
+
+def arm_changes(labels: Sequence[str], given: Mapping[str, Any]) -> list[ArmChange]:
+    """What --base-env, --arm-args and the like change of each arm; `base` and `head` are the first two."""
+    named = {BASE: 0, HEAD: 1} | {label: index for index, label in enumerate(labels)}
+    changes = [ArmChange() for _ in labels]
 
     def change(flag: str, label: str, **what: Any) -> None:
         if label not in named:
-            raise UsageError(f"{flag} {label}:…: there is no arm {label!r}; there are {', '.join(named)}")
+            raise UsageError(f"{flag} {label}:…: there is no arm {label!r}; there are {', '.join(labels)}")
         index = named[label]
         before = changes[index]
         merged: dict[str, Any] = {
@@ -514,13 +521,7 @@ def _changed(arms: Sequence[ArmRequest], given: Mapping[str, Any]) -> tuple[ArmR
     for text in given["arm_python"] or []:
         label, value = _labelled("--arm-python", text)
         change("--arm-python", label, python=value)
-    return tuple(replace(arm, change=one) for arm, one in zip(arms, changes, strict=True))
-
-
-def label_of(spec: str) -> str:
-    """What `label=` of a spec says, or the spec itself."""
-    label, equals, _ = spec.partition("=")
-    return label if equals and LABEL.fullmatch(label) else spec
+    return changes
 
 
 def _labelled(flag: str, text: str) -> tuple[str, str]:

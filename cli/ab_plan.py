@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from atom.cli.ab_loads import parse_load, suite_loads
-from atom.cli.ab_options import Request
+from atom.cli.ab_options import ArmChange, Request, arm_changes
 from atom.diag.compare.arms import resolve_arm
 from atom.diag.compare.confounds import confounded
 from atom.diag.compare.crossover import crossed_arms, crossed_comparisons
@@ -74,9 +74,13 @@ def plan_of(request: Request) -> Plan:
 
 
 def _arms(request: Request) -> list[Arm]:
+    plain = _resolved(request, [ArmChange()] * len(request.arms))
+    return _resolved(request, arm_changes([arm.label for arm in plain], request.changes))
+
+
+def _resolved(request: Request, changes: Sequence[ArmChange]) -> list[Arm]:
     arms: list[Arm] = []
-    for one in request.arms:
-        change = one.change
+    for one, change in zip(request.arms, changes, strict=True):
         arms.append(
             resolve_arm(
                 one.spec,

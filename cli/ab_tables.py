@@ -15,12 +15,10 @@ from atom.cli.ab_section_tables import (
     api_process_section_tables,
     unit_test_section_tables,
 )
-from atom.cli.render import Table, number
+from atom.cli.render import Table, number, table_width
 
 __all__ = ["comparison_tables", "signed", "signed_percent", "verdict_lines"]
 
-WIDE: Final = 116
-"""Cells from which on a metric's whole verdict stands in its row."""
 LONGEST_LABEL: Final = 13
 NARROW_LABEL: Final = 8
 PRIMARY: Final = "▸ "
@@ -34,7 +32,7 @@ def comparison_tables(document: Document, *, width: int = 10_000, location: str 
     """All of them. `width`: cells of the terminal; Markdown takes the wide form."""
     tables = [Table("", (), (), lead=verdict_lines(document))]
     tables += list(_troubles(document))
-    tables += _pair_tables(document)
+    tables += _pair_tables(document, width)
     for load in document["loads"]:
         tables += _metric_tables(load, width)
     tables += _sections(document, width)
@@ -46,7 +44,7 @@ def comparison_tables(document: Document, *, width: int = 10_000, location: str 
 
 def verdict_lines(document: Document) -> list[str]:
     """One sentence per load; of a comparison without any, what there is to say instead."""
-    lines = [load["sentence"] for load in document["loads"]]
+    lines = [line for load in document["loads"] for line in (load["sentence"], *load["disagreement"])]
     if document.get("headline"):
         lines = [document["headline"], *lines]
     return lines or ["nothing was compared"]
@@ -72,27 +70,42 @@ def _troubles(document: Document) -> Iterator[Table]:
 # ---- end-to-end pairs
 
 
-def _pair_tables(document: Document) -> list[Table]:
-    """The documents' table: a row for each matched run. One per pair of arms."""
+def _pair_tables(document: Document, width: int) -> list[Table]:
+    """The documents' table: a row for each matched run. One per pair of arms; per load where that is too wide."""
     tables = []
-    for base, head in _in_order((load["base"], load["head"]) for load in document["loads"]):
-        loads = [load for load in document["loads"] if (load["base"], load["head"]) == (base, head)]
-        rows = [row for load in loads for row in _pair_rows(load)]
-        if not rows:
+    for base, head in dict.fromkeys((load["base"], load["head"]) for load in document["loads"]):
+        own = [load for load in document["loads"] if (load["base"], load["head"]) == (base, head) and load["pairs"]]
+        if not own:
             continue
-        one, other = _short(base, "base"), _short(head, "head")
-        where = "halves" if len(document["plan"]["placement"]["halves"]) == 2 else document["plan"]["extras"]["turns"]
-        tables.append(
-            Table(
-                f"{base} → {head}, matched runs",
-                ("load", f"{where}\n{one} / {other}", one, other, "Δ step\n(ms)", f"{one} → {other}"),
-                rows,
-                [load["noise"] for load in loads if load.get("noise")],
-                text_columns=(1,),
-                groups=(("", 1), ("ITL p50 (ms)", 2), ("", 1), ("output tok/s", 1)),
-            )
-        )
+        names = (_short(base, "base"), _short(head, "head"))
+        found = [_pair_table(own, names, document)]
+        if table_width(found[0]) > width:
+            found = [_pair_table(own, ("base", "head"), document)]
+        if table_width(found[0]) > width:
+            found = [_pair_table([load], ("base", "head"), document, alone=True) for load in own]
+        tables += found
     return tables
+
+
+def _pair_table(
+    loads: Sequence[Mapping[str, Any]], names: tuple[str, str], document: Document, *, alone: bool = False
+) -> Table:
+    """`alone`: of one load, which the title names."""
+    one, other = names
+    placement = document["plan"]["placement"]["halves"]
+    where = "halves" if len(placement) == 2 else document["plan"]["extras"].get("turns", "order")
+    skipped = 1 if alone else 0
+    columns = ("load", f"{where}\n{one} / {other}", one, other, "Δ step\n(ms)", f"{one} → {other}")
+    groups = (("", 1), ("ITL p50 (ms)", 2), ("", 1), ("output tok/s", 1))
+    title = f"{loads[0]['base']} → {loads[0]['head']}, matched runs"
+    return Table(
+        f"{loads[0]['load']}: {title}" if alone else title,
+        columns[skipped:],
+        [row[skipped:] for load in loads for row in _pair_rows(load)],
+        [load["noise"] for load in loads if load["noise"]],
+        text_columns=() if alone else (1,),
+        groups=groups[skipped:],
+    )
 
 
 def _pair_rows(load: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -123,16 +136,23 @@ def _metric_tables(load: Mapping[str, Any], width: int) -> list[Table]:
     metrics = sorted(load["metrics"].values(), key=lambda metric: not metric["primary"])
     if not any(metric["pairs"] for metric in metrics):
         return []
+    table = _metric_table(load, metrics, wide=True)
+    if table_width(table) > width:
+        table = _metric_table(load, metrics, wide=False)
+    return [table]
+
+
+def _metric_table(load: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], *, wide: bool) -> Table:
     pairs = sum(pair["complete"] for pair in load["pairs"])
     count = f"{pairs} pair" + ("" if pairs == 1 else "s")
     title = f"{load['load']}: {load['base']} → {load['head']}, {count} · {load['shape']}"
-    wide = width >= WIDE
     most = LONGEST_LABEL if wide else NARROW_LABEL
     columns = ["metric", _short(load["base"], "base", most), _short(load["head"], "head", most)]
-    columns += [*(["Δ"] if wide else []), "Δ %", "95% CI (%)", *(["noise\nfloor"] if wide else []), "verdict"]
+    columns += [*(["Δ"] if wide else []), "Δ %", "95% CI (%)", *(["noise\nfloor (%)"] if wide else []), "verdict"]
     rows = [_metric_row(metric, wide) for metric in metrics]
     notes = [*load["remarks"], *([] if wide else _below(metrics)), f"{PRIMARY}decides: declared before anything ran"]
-    return [Table(title, columns, rows, notes, text_columns=(len(columns) - 1,))]
+    notes += ["* confounded: the arms differ in more than one thing"] if metrics[0]["word"] == "confounded" else []
+    return Table(title, columns, rows, notes, text_columns=(len(columns) - 1,))
 
 
 def _metric_row(metric: Mapping[str, Any], wide: bool) -> list[str]:
@@ -140,7 +160,19 @@ def _metric_row(metric: Mapping[str, Any], wide: bool) -> list[str]:
     cells = [name, number(metric["base"]), number(metric["head"])]
     cells += [signed(metric["delta"])] if wide else []
     cells += [signed_percent(metric["delta_pct"]), _interval(metric["ci_pct"])]
-    return [*cells, _floor(metric), metric["short"]] if wide else [*cells, metric["word"]]
+    return [*cells, _floor(metric), _verdict(metric["short"])] if wide else [*cells, _verdict(_word(metric))]
+
+
+def _word(metric: Mapping[str, Any]) -> str:
+    """The verdict in a narrow column."""
+    if metric["word"] != "confounded":
+        return str(metric["word"])
+    return "confounded: " + ("indicative" if "indicative" in metric["short"] else str(metric["finding"]))
+
+
+def _verdict(text: str) -> str:
+    """That everything is confounded stands above; here is a mark."""
+    return f"{text.removeprefix('confounded: ')} *" if text.startswith("confounded: ") else text
 
 
 def _below(metrics: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -149,8 +181,12 @@ def _below(metrics: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if floors:
         yield f"noise floor of A/A pairs: {', '.join(floors)}"
     for one in metrics:
-        if one["short"] != one["word"] and (one["primary"] or one["finding"] != "inconclusive"):
-            yield f"{one['title']}: {one['short']}"
+        if (
+            one["short"] != one["word"]
+            and one["word"] != "confounded"
+            and (one["primary"] or one["finding"] != "inconclusive")
+        ):
+            yield f"{one['title']}: {_verdict(one['short'])}"
 
 
 def signed(value: float | None) -> str:
@@ -176,23 +212,24 @@ def _interval(interval: Sequence[float | None] | None) -> str:
 
 def _floor(metric: Mapping[str, Any]) -> str:
     floor = metric["noise_floor_pct"]
-    return "–" if floor is None else f"±{floor:.2f}"
+    if floor is None:
+        return "–"
+    return "> ±999" if floor > 999 else f"±{floor:.{2 if floor < 100 else 0}f}"
 
 
 # ---- arms and what they differ in
 
 
 def _arm_tables(document: Document) -> list[Table]:
-    rows = []
+    rows, notes = [], []
     for arm in document["arms"]:
-        source = arm.get("ref") or arm["spec"]
-        sha = (arm.get("sha") or "")[:12]
-        if arm.get("dirty"):
-            sha += " + changes"
-        rows.append([arm["label"], arm["role"], source, sha or "–", arm["runs_text"]])
-    notes = [f"{arm['label']}: {arm['problem']}" for arm in document["arms"] if arm.get("problem")]
-    notes += [f"{arm['label']}: {arm['subject']}" for arm in document["arms"] if arm.get("subject")]
-    return [Table("arms", ("arm", "role", "source", "commit", "runs"), rows, notes, text_columns=(1, 2, 3, 4))]
+        sha = (arm.get("sha") or "")[:12] + (" + changes" if arm.get("dirty") else "")
+        rows.append([arm["label"], arm["role"], sha or "–", arm["runs_text"]])
+        if arm.get("problem"):
+            notes.append(f"FAILED: {arm['label']}: {arm['problem']}")
+        told = arm.get("subject") or (arm["spec"] if arm["spec"] != arm["label"] else None)
+        notes += [f"{arm['label']}: {told}"] if told else []
+    return [Table("arms", ("arm", "role", "commit", "runs"), rows, notes, text_columns=(1, 2, 3))]
 
 
 def _difference_tables(document: Document) -> list[Table]:
@@ -245,7 +282,3 @@ def _sections(document: Document, width: int) -> list[Table]:
 def _short(label: str, role: str, most: int = LONGEST_LABEL) -> str:
     """A label as the head of a column; one that is too long for it is called by its role."""
     return label if len(label) <= most else role
-
-
-def _in_order(items: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
-    return list(dict.fromkeys(items))

@@ -17,7 +17,7 @@ from typing import Annotated, Final
 import typer
 
 from atom.cli.lazy_group import HELP_OPTIONS, LazyGroup
-from atom.cli.options import split_multiple
+from atom.cli.options import split_multiple, split_tests
 from atom.cli.outputs import describe_os_error
 from atom.cli.signals import raising
 from atom.recipes.errors import AtomError, ExitStatus, RunError, UsageError
@@ -90,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = [*(argument for argument in own if argument != "--traceback"), *foreign]
     if arguments[:1] in (["bench"], ["gc-profile"], ["ab-compare"]):
         arguments = split_multiple(arguments)
+    if arguments[:1] == ["ab-compare"]:
+        arguments = split_tests(arguments)
     failed: BaseException | None = None
     try:
         with raising():

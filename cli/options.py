@@ -31,6 +31,7 @@ __all__ = [
     "parse_percentiles",
     "parse_rate",
     "split_multiple",
+    "split_tests",
     "step_summary",
 ]
 
@@ -108,6 +109,13 @@ def split_multiple(arguments: Sequence[str]) -> list[str]:
             taken += 1
         result.append(argument)
     return result
+
+
+def split_tests(arguments: Sequence[str]) -> list[str]:
+    """`--tests=COMMAND` → `--tests-command=COMMAND`: a flag that may stand alone takes no value otherwise."""
+    return [
+        f"--tests-command={one.removeprefix('--tests=')}" if one.startswith("--tests=") else one for one in arguments
+    ]
 
 
 def parse_rate(text: str) -> float:

@@ -20,6 +20,7 @@ from atom.diag.compare.conductor import given_up
 from atom.diag.compare.confounds import confounded, observed
 from atom.diag.compare.crossover import crossover_section
 from atom.diag.compare.evidence import ScoredPair, metric_effects, scored_pairs
+from atom.diag.compare.failures import failure_of
 from atom.diag.compare.journal import DonePair, Records, read_records
 from atom.diag.compare.load_document import (
     LoadEvidence,
@@ -330,7 +331,8 @@ def _run_evidence(view: _View, pairs: Sequence[ScoredPair], load: Load, metric: 
     for pair in pairs:
         for one in pair.runs:
             for side in one.sides:
-                score, failure = side.metric(metric), None
+                score = side.metric(metric)
+                failure = failure_of(side.result, side.path, censored=side.censored)
                 counts = None if side.score is None else side.score.counts
                 yield RunEvidence(
                     result=side.result,

@@ -15,6 +15,7 @@ import numpy as np
 
 from atom.diag.compare.evidence import ScoredPair, ScoredRun, Side, metric_effects, metric_values
 from atom.diag.compare.gates import Gate, GateOutcome, judge_gate, judge_gates
+from atom.diag.compare.mechanism import disagreement
 from atom.diag.compare.metrics import METRICS
 from atom.diag.compare.model import ArmKind, Comparison, Half, Load
 from atom.diag.compare.origins import origin_problems
@@ -160,6 +161,7 @@ def _load(weighed: Weighed, verdicts: Mapping[str, Verdict], gates: list[dict[st
         "word": verdict.word,
         "finding": verdict.finding,
         "sentence": _sentence(weighed, verdict),
+        "disagreement": _disagreement(weighed, verdicts),
         "noise": _noise(weighed),
         "remarks": _remarks(weighed),
         "gates": gates,
@@ -453,6 +455,22 @@ def _remarks(weighed: Weighed) -> list[str]:
             for side in run.sides:
                 notes |= dict.fromkeys(side.score.notes if side.score is not None else ())
     return [*remarks, *list(notes)[:MOST_REASONS]]
+
+
+def _disagreement(weighed: Weighed, verdicts: Mapping[str, Verdict]) -> list[str]:
+    """Metrics that point to different sides, and what the records show of why."""
+    findings = {}
+    for name, verdict in verdicts.items():
+        delta = weighed.metrics[name].estimate.delta_pct
+        if verdict.finding is not None and delta is not None:
+            findings[name] = (str(verdict.finding), delta)
+    runs = []
+    for one in (one for pair in weighed.evidence.pairs for one in pair.runs):
+        base, head = (side.score for side in one.sides)
+        if base is not None and head is not None:
+            runs.append((base.facts, head.facts))
+    name = weighed.evidence.load.name
+    return [f"{name}: {line}" for line in disagreement(findings, runs)]
 
 
 def _half_remarks(weighed: Weighed) -> list[str]:
