@@ -176,7 +176,7 @@ class ProcessExecutor:
     def _part(self, matched: MatchedRun, side: int, directory: Path) -> _Part:
         run = matched.runs[side]
         arm, load, half = self._arms[run.arm], self._loads[matched.load], self._placement.halves[run.half]
-        directory = directory if directory.is_absolute() else self._out / directory
+        directory = directory.absolute()  # it holds `out`, which may be relative
         if arm.kind is ArmKind.RECORDED:
             return _Part(arm=arm, side=side, directory=directory, command=[], matched=matched.key)
         try:

@@ -49,10 +49,11 @@ def comparison_page(out: Path, document: Document, tables: Sequence[Table]) -> s
     style = (resources.files("atom.bench.report") / "style.css").read_text(encoding="utf-8")
     run = _run_json(out)
     title = _title(document)
+    concurrent = len(document["plan"]["placement"]["halves"]) == 2
     body = [
         _head(document, run, title),
         tables_html([one for one in tables if not one.columns and not _is_verdict(one, document)]),
-        *(_load(out, load) for load in document["loads"]),
+        *(_load(out, load, concurrent) for load in document["loads"]),
         tables_html([one for one in tables if one.columns]),
         _details("Plan", _plan_table(document)),
         _details("Where each arm is from", _arms_table(document)),
@@ -114,7 +115,7 @@ def _many(value: Any) -> Sequence[Mapping[str, Any]]:
     return [value] if isinstance(value, Mapping) else value or []
 
 
-def _load(out: Path, load: Mapping[str, Any]) -> str:
+def _load(out: Path, load: Mapping[str, Any], concurrent: bool) -> str:
     primary = next((name for name, one in load["metrics"].items() if one["primary"]), None)
     if primary is None and load["metrics"]:
         primary = next(iter(load["metrics"]))
@@ -122,7 +123,7 @@ def _load(out: Path, load: Mapping[str, Any]) -> str:
         return ""
     cards = [
         pairs_card(load, primary),
-        arrows_card(load, primary),
+        arrows_card(load, primary, concurrent=concurrent),
         metrics_card(load),
         distribution_cards(out, load),
     ]
@@ -197,13 +198,25 @@ def _load_text(load: Mapping[str, Any]) -> str:
 def _arms_table(document: Document) -> list[Table]:
     """Everything that is known of where an arm is from, one column per arm."""
     arms = document["arms"]
-    hidden = {"label", "runs", "runs_text", "changed_files"}
+    hidden = {"label", "runs", "runs_text", "changed_files", "packages"}
     names = dict.fromkeys(name for arm in arms for name in arm if name not in hidden)
     rows = [
         [name, *(_short(_plain(arm.get(name))) for arm in arms)] for name in names if any(arm.get(name) for arm in arms)
     ]
+    rows += _package_rows([arm.get("packages") or {} for arm in arms])
     columns = ("", *(arm["label"] for arm in arms))
     return [Table("", columns, rows, text_columns=range(1, len(columns)))] if rows else []
+
+
+def _package_rows(packages: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """How many each arm has, and those that are not the same in all."""
+    if not any(packages):
+        return []
+    names = sorted({name for some in packages for name in some})
+    differing = [name for name in names if len({str(some.get(name)) for some in packages}) > 1]
+    same = len(names) - len(differing)
+    rows = [["packages", *(f"{len(some)}, of which {same} are the same in all arms" for some in packages)]]
+    return rows + [[f"package {name}", *(_short(_plain(some.get(name))) for some in packages)] for name in differing]
 
 
 def _plain(value: Any) -> str:

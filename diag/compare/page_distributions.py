@@ -36,7 +36,7 @@ PER_DECADE: Final = 1000
 LEAST_COLUMNS: Final = 16
 MOST_COLUMNS: Final = 96
 """Few values are drawn in wide columns."""
-SHOWN: Final = (0.001, 0.995)
+SHOWN: Final = (0.005, 0.995)
 """Quantiles between which the curves are drawn; what lies beyond them is in the tables."""
 LOGARITHMIC: Final = 5.0
 """Ends of the axis that are further apart than this, as a ratio, have a logarithmic one."""

@@ -190,8 +190,9 @@ def _ordered(load: Load) -> list[tuple[str, Mapping[str, Any]]]:
 # ---- arrows
 
 
-def arrows_card(load: Load, name: str) -> str:
-    """Each matched run as an arrow from base to head, by which half the base had. "" without any."""
+def arrows_card(load: Load, name: str, *, concurrent: bool) -> str:
+    """Each matched run as an arrow from base to head, by which half the base had, or which one was first. "" without
+    any."""
     metric = load["metrics"][name]
     runs = [
         (pair["pair"] + 1, run, run["base"]["metrics"].get(name), run["head"]["metrics"].get(name))
@@ -216,9 +217,10 @@ def arrows_card(load: Load, name: str) -> str:
         if effect is not None:
             rows.append(_row("", "", [], f"mean <b>{signed(effect)}</b>%", "control"))
     rows.append(_axis_row(axis, metric["unit"]))
-    caption = f"each matched run: {load['base']} → {load['head']} ({metric['unit']}), by where each of them ran"
+    by = "where each of them ran" if concurrent else "which of them was first"
+    caption = f"each matched run: {load['base']} → {load['head']} ({metric['unit']}), by {by}"
     keys = [_key("base", load["base"]), _key("head", load["head"])]
-    return _card(f"{metric['title']}: halves swapped", caption, rows, keys)
+    return _card(f"{metric['title']}: {'halves' if concurrent else 'order'} swapped", caption, rows, keys)
 
 
 def _arrow(axis: _Axis, base: float, head: float, better: str) -> str:

@@ -278,3 +278,13 @@ def test_ctrl_c_ends_both_and_leaves_readable_runs(
 
 def _requests(out: Path, label: str) -> int:
     return sum(len(path.read_bytes()) for path in out.glob(f"arms/{label}/run-1/requests/*.jsonl"))
+
+
+def test_a_relative_directory_of_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--output-dir cmp`: runs lie below it, not below cmp/cmp."""
+    monkeypatch.chdir(tmp_path)
+    out = Path("cmp")
+    out.mkdir()
+    results = run(out, arm("base"), arm("head"), ONE)
+    assert [one.directory for one in results] == ["arms/base/run-1", "arms/head/run-1"]
+    assert all(run_json(out, one) for one in results)
