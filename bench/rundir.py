@@ -117,7 +117,7 @@ class JsonlFile:
         self.line, self.malformed, self.torn = 0, 0, False
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
