@@ -17,7 +17,9 @@ from typing import Any, Final
 import numpy as np
 
 from atom.bench.load import Api, Endpoint
+from atom.bench.metrics import FloatArray
 from atom.bench.rundir import JsonlWriter, RunDirectory, read_jsonl
+from atom.bench.slices import IntArray
 
 __all__ = ["OUTPUTS_FILE", "Divergence", "Output", "divergence", "probe_outputs", "read_outputs"]
 
@@ -173,8 +175,9 @@ def divergence(base: Sequence[Mapping[int, Output]], head: Sequence[Mapping[int,
     runs = [run for arm in arms for run in arm]
     differ = _differences(runs, prompts)
     """[runs, runs] number of prompts with different answers."""
-    first_arm = tuple(range(len(arms[0])))
-    between, within = _means(differ, first_arm)
+    first_arm = np.array([[1.0] * len(arms[0]) + [0.0] * len(arms[1])])
+    between, same = (float(one[0]) for one in _means(differ, first_arm))
+    within = None if math.isnan(same) else same
     consistent = tuple(
         index
         for index in prompts
@@ -191,45 +194,46 @@ def divergence(base: Sequence[Mapping[int, Output]], head: Sequence[Mapping[int,
     elif within == 0 and consistent:
         word = "differs consistently"
     else:
-        p = _share_of_splits(differ, len(first_arm))
+        p = _share_of_splits(differ, len(arms[0]))
         word = "differs consistently" if p <= _SIGNIFICANT else "within A/A"
     text = _words(len(prompts), between, within, word, None if first is None else f"{unit} {first + 1}")
     return Divergence(len(prompts), between, within, first, unit, word, text, consistent, p)
 
 
-def _differences(runs: Sequence[Mapping[int, Output]], prompts: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _differences(runs: Sequence[Mapping[int, Output]], prompts: Sequence[int]) -> IntArray:
     kinds: dict[tuple[int, str], int] = {}
     """Answers, numbered."""
     table = np.array([[kinds.setdefault((i, run[i].text), len(kinds)) for i in prompts] for run in runs])
     return np.asarray((table[:, None, :] != table[None, :, :]).sum(axis=2), dtype=np.int64)
 
 
-def _means(differ: np.ndarray[Any, np.dtype[np.int64]], first: Sequence[int]) -> tuple[float, float | None]:
-    """Between the runs `first` and the others, and among each of both."""
-    mine = np.zeros(len(differ), dtype=bool)
-    mine[list(first)] = True
-    between = float(differ[mine][:, ~mine].mean())
-    same = [differ[np.ix_(part, part)][np.triu_indices(int(part.sum()), 1)] for part in (mine, ~mine)]
-    pairs = np.concatenate(same)
-    return between, float(pairs.mean()) if len(pairs) else None
+def _means(differ: IntArray, first: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """`first`: [splits, runs] 1.0 where a run belongs to the first arm. Per split the mean difference between a run of
+    it and one of the others, and between two runs of the same arm (NaN where no arm has two)."""
+    other = 1.0 - first
+    reach = first @ differ
+    between = (reach * other).sum(axis=1) / (first.sum(axis=1) * other.sum(axis=1))
+    same = ((reach * first).sum(axis=1) + (other @ differ * other).sum(axis=1)) / 2
+    sizes = np.stack([first.sum(axis=1), other.sum(axis=1)])
+    pairs = (sizes * (sizes - 1) / 2).sum(axis=0)
+    with np.errstate(invalid="ignore"):
+        return between, same / pairs
 
 
-def _share_of_splits(differ: np.ndarray[Any, np.dtype[np.int64]], size: int) -> float:
+def _share_of_splits(differ: IntArray, size: int) -> float:
     """Of all ways to choose `size` runs as the first arm, those that lie as far apart as the arms do: if arms do not
     matter, every way is as likely."""
     count = len(differ)
-
-    def apart(first: Sequence[int]) -> float:
-        between, within = _means(differ, first)
-        return between - (within or 0.0)
-
-    found = apart(range(size))
     if math.comb(count, size) <= _MOST_SPLITS:
-        splits: list[Sequence[int]] = list(itertools.combinations(range(count), size))
+        chosen: list[Sequence[int]] = list(itertools.combinations(range(count), size))
     else:
         rng = np.random.default_rng(0)
-        splits = [range(size), *(rng.permutation(count)[:size].tolist() for _ in range(_MOST_SPLITS))]
-    return sum(apart(split) >= found - 1e-9 for split in splits) / len(splits)
+        chosen = [range(size), *(rng.permutation(count)[:size].tolist() for _ in range(_MOST_SPLITS))]
+    splits = np.zeros((len(chosen), count))
+    splits[np.arange(len(chosen))[:, None], np.array(chosen)] = 1.0
+    between, within = _means(differ, splits)
+    apart = between - within
+    return float(np.mean(apart >= apart[0] - 1e-9))  # the first is how it was
 
 
 def _first_difference(arms: Sequence[Sequence[Mapping[int, Output]]], prompts: Sequence[int]) -> tuple[int | None, str]:

@@ -7,7 +7,7 @@ Latencies are those of `bench/metrics.py`, of completed requests. `log_se` is wh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from atom.bench.records import Outcome, RequestRecord
 from atom.bench.rundir import Validity
 from atom.bench.slices import IntArray, stream_arrivals
 from atom.diag.compare.blocks import Blocks
+from atom.diag.compare.mechanism import run_facts
 from atom.diag.compare.metrics import METRICS
 from atom.diag.compare.recorded import Recorded, read_recorded
 from atom.diag.compare.window import Window, common_windows
@@ -54,6 +55,8 @@ class RunScore:
     invalid: Sequence[str] = ()
     """Why it is no valid evidence: the client was saturated, lines are damaged."""
     notes: Sequence[str] = ()
+    facts: Mapping[str, float] = field(default_factory=dict)
+    """What it did in the window besides (`compare/mechanism.py`)."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -63,6 +66,7 @@ class RunScore:
             "censored": list(self.censored),
             "invalid": list(self.invalid),
             "notes": list(self.notes),
+            "facts": dict(self.facts),
         }
 
 
@@ -92,6 +96,7 @@ def score_run(run: Path | Recorded, window: Window | None = None) -> RunScore:
         censored=censored(run),
         invalid=_invalid(run),
         notes=[*run.notes, *([] if window.note is None else [f"scored on the whole measured phase: {window.note}"])],
+        facts=run_facts(run.path, run.records, window),
     )
 
 
