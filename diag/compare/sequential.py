@@ -49,11 +49,7 @@ class Boundary:
         Where a deadline ended the comparison between looks or before the first, that is the level of the look before,
         or of the first: the ending was not chosen by the evidence.
         """
-        minima = _null_minima(self.looks)
-        # The largest scaled p whose use of alpha, the simulation's error included, is within alpha.
-        used = _upper_share(np.arange(1, len(minima) + 1) / len(minima))
-        allowed = int(np.searchsorted(used, self.alpha, side="right"))
-        return float(minima[max(allowed - 1, 0)]) * self._weight(pairs)
+        return _critical(self.looks, self.alpha) * self._weight(pairs)
 
     def level(self, pairs: int) -> float:
         """Confidence level of the interval to print at a look: the repeated interval of 1 - alpha."""
@@ -90,6 +86,15 @@ def _upper_share(share: FloatArray | float) -> FloatArray:
     """A simulated probability plus two of its standard errors."""
     value = np.asarray(share, dtype=np.float64)
     return np.asarray(value + 2.0 * np.sqrt(value * (1.0 - value) / _DRAWS) + 1.0 / _DRAWS)
+
+
+@functools.lru_cache(maxsize=256)
+def _critical(looks: tuple[int, ...], alpha: float) -> float:
+    """c: the largest scaled p whose use of alpha, the simulation's error included, is within alpha."""
+    minima = _null_minima(looks)
+    used = _upper_share(np.arange(1, len(minima) + 1) / len(minima))
+    allowed = int(np.searchsorted(used, alpha, side="right"))
+    return float(minima[max(allowed - 1, 0)])
 
 
 @functools.lru_cache(maxsize=32)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -58,6 +58,13 @@ class Effects:
 
     log_ratios: FloatArray
     within_se: FloatArray
+    used: NDArray[np.bool_] = field(init=False)
+    """[pairs] True for the pairs that count: those with both runs; where no pair has both, those with one.
+
+    A half's speed cancels only within a whole pair, so the two kinds are never mixed.
+    """
+    swapped: bool = field(init=False)
+    """True if the pairs that count have both of their runs."""
 
     def __post_init__(self) -> None:
         ratios = np.asarray(self.log_ratios, dtype=np.float64).reshape(-1, 2)
@@ -66,27 +73,16 @@ class Effects:
             raise ValueError(f"within_se has {len(within)} pairs, log_ratios {len(ratios)}")
         object.__setattr__(self, "log_ratios", np.where(np.isfinite(ratios), ratios, np.nan))
         object.__setattr__(self, "within_se", np.where(np.isfinite(within) & (within >= 0), within, np.nan))
-
-    @property
-    def used(self) -> NDArray[np.bool_]:
-        """[pairs] True for the pairs that count: those with both runs; where no pair has both, those with one.
-
-        A half's speed cancels only within a whole pair, so the two kinds are never mixed.
-        """
-        present = np.isfinite(self.log_ratios)
-        runs = present.sum(axis=1)
-        return np.asarray(runs == 2 if (runs == 2).any() else runs == 1, dtype=np.bool_)
-
-    @property
-    def swapped(self) -> bool:
-        """True if the pairs that count have both of their runs."""
-        return bool(np.isfinite(self.log_ratios).all(axis=1).any())
+        runs = np.isfinite(ratios).sum(axis=1)
+        swapped = bool((runs == 2).any())
+        object.__setattr__(self, "swapped", swapped)
+        object.__setattr__(self, "used", runs == (2 if swapped else 1))
 
     @property
     def pair_means(self) -> FloatArray:
         """[pairs that count] mean of each one's runs."""
         kept = self.log_ratios[self.used]
-        return np.asarray(np.nanmean(kept, axis=1) if len(kept) else np.empty(0), dtype=np.float64)
+        return np.asarray(kept.mean(axis=1) if self.swapped else kept[np.isfinite(kept)], dtype=np.float64)
 
 
 def effects_of(
@@ -263,13 +259,12 @@ def pairs_needed(
             quantile += t_quantile(power, n - 1.0)
         return quantile * found.sd / math.sqrt(n) <= size
 
-    if not enough(_MOST_PAIRS):
+    # t is above the normal quantile, so that no fewer will do, and by little from some ten pairs on.
+    normal = t_quantile((1.0 + found.level) / 2.0, math.inf) + (0.0 if half_width else t_quantile(power, math.inf))
+    least = (normal * found.sd / size) ** 2
+    if least > _MOST_PAIRS:
         return None
-    low, high = 1, _MOST_PAIRS  # enough() is monotone in n: t falls and sqrt(n) rises.
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    return next((n for n in range(max(math.ceil(least), 2), _MOST_PAIRS + 1) if enough(n)), None)
 
 
 def outliers(effects: Effects) -> list[int]:

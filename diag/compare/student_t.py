@@ -76,7 +76,8 @@ def t_cdf(t: float, df: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def t_quantile(q: float, df: float) -> float:
-    """The t with P(T <= t) = q; 0 < q < 1. To about 1e-12 relative, by bisection on the tail's probability."""
+    """The t with P(T <= t) = q; 0 < q < 1. To about 1e-12 relative, by Newton's method on the logarithm of the tail,
+    within a bracket."""
     if not 0 < q < 1:
         raise ValueError(f"a quantile needs 0 < q < 1, not {q}")
     if df <= 0:
@@ -86,16 +87,19 @@ def t_quantile(q: float, df: float) -> float:
     if q == 0.5:
         return 0.0
     tail = 2.0 * min(q, 1.0 - q)
-    low, high = 0.0, 1.0
-    while t_two_sided_p(high, df) > tail:
-        low, high = high, 2.0 * high
-    while high - low > 1e-13 * high:
-        middle = (low + high) / 2.0
-        if middle in (low, high):
+    log_density = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - math.log(df * math.pi) / 2
+    low, high = 0.0, math.inf
+    root = -_NORMAL.inv_cdf(tail / 2.0)
+    for _ in range(200):
+        p = t_two_sided_p(root, df)
+        low, high = (root, high) if p > tail else (low, root)
+        slope = 2.0 * math.exp(log_density - (df + 1) / 2 * math.log1p(root * root / df))
+        # ln p against ln t is concave and nearly straight far out, where the tail is a power.
+        step = math.log(p / tail) * p / (slope * root) if p > 0 and slope > 0 and root > 0 else 0.0
+        following = root * math.exp(max(min(step, 3.0), -3.0))
+        if not low < following < high:
+            following = (low + high) / 2.0 if math.isfinite(high) else 2.0 * low
+        if abs(following - root) <= 1e-13 * root:
             break
-        if t_two_sided_p(middle, df) > tail:
-            low = middle
-        else:
-            high = middle
-    root = (low + high) / 2.0
+        root = following
     return root if q > 0.5 else -root

@@ -174,7 +174,7 @@ def _finding(evidence: MetricEvidence) -> tuple[Finding, str, int | None]:
     if found.n == 0:
         return "inconclusive", f"inconclusive: no complete pair{_because(evidence.problem)}", None
     if found.ci_pct is None or found.delta_pct is None:
-        return "inconclusive", f"inconclusive: {_change(evidence)}, and nothing says how exact that is", 1
+        return "inconclusive", f"inconclusive: {_change(evidence)}", 1
     low, high = found.ci_pct
     margin, floor_pct = evidence.margin_pct, _floor_pct(evidence)
     within_margin = margin is not None and -margin < low and high < margin
@@ -251,7 +251,7 @@ def interval_text(evidence: MetricEvidence) -> str:
     """`95% CI −0.30% to +0.70%, 3 pairs`."""
     interval = evidence.estimate.ci_pct
     if interval is None:
-        return f"no interval, {_amount(evidence)}"
+        return "no interval: nothing says how much runs scatter"
     return f"{_level(evidence)} {_signed(interval[0])} to {_signed(interval[1])}, {_amount(evidence)}"
 
 
