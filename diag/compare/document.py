@@ -472,7 +472,7 @@ def _notes(view: _View, run: Mapping[str, Any]) -> list[str]:
 
 # ---- figures, for `atom get`
 
-DEFINITIONS: Final = {
+FIGURES: Final = {
     "base": ("", "geometric mean of the base's runs"),
     "head": ("", "the base's value times head/base, the mean over pairs"),
     "delta_pct": ("%", "head against base: mean of log(head/base) over pairs"),
@@ -489,7 +489,7 @@ def _figures(loads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for name, metric in load["metrics"].items():
             low, high = metric["ci_pct"] or (None, None)
             values = {**metric, "ci_low_pct": low, "ci_high_pct": high}
-            for key, (unit, definition) in DEFINITIONS.items():
+            for key, (unit, definition) in FIGURES.items():
                 figure = {
                     "value": values[key],
                     "unit": unit or metric["unit"],

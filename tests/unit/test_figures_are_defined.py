@@ -20,6 +20,8 @@ from atom.bench.slices import slices_of
 from atom.bench.sweep import Plan, Swept, conclude
 from atom.bench.sweep_index import SweepIndex
 from atom.cli.sweep_publish import sweep_summary
+from atom.diag.compare.document import FIGURES
+from atom.diag.compare.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,6 +67,12 @@ def test_figures_of_a_sweep(tmp_path: Path) -> None:
     assert not set(sweep_summary(run_dir, index, conclude(plan, [], []))["figures"]) - named("definitions.md")
 
 
+def test_figures_of_a_comparison() -> None:
+    words = named("ab_compare.md")
+    assert {f"LOAD.METRIC_{name}" for name in FIGURES} <= words
+    assert set(METRICS) <= words
+
+
 def test_figures_of_the_server() -> None:
     words, keys = named("definitions.md"), list(server_figure_keys())
     assert keys
@@ -72,7 +80,7 @@ def test_figures_of_the_server() -> None:
     assert not missing, "\n".join(missing)
 
 
-@pytest.mark.parametrize("page", ["definitions.md", "run_directory.md"])
+@pytest.mark.parametrize("page", ["definitions.md", "run_directory.md", "ab_compare.md"])
 def test_links_lead_somewhere(page: str) -> None:
     """Pages, and the headings in them, that the definitions are left to."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
