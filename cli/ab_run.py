@@ -124,7 +124,13 @@ class ComparisonRun:
     def _conduct(self, journal: Journal) -> Ending:
         plan, out = self.plan, self._run_dir.path
         executor: Executor = ProcessExecutor(
-            out, plan.arms, plan.loads, plan.placement, seed=plan.seed, on_progress=self._progress.on_arm
+            out,
+            plan.arms,
+            plan.loads,
+            plan.placement,
+            seed=plan.seed,
+            cool_down_s=plan.cool_down_s,
+            on_progress=self._progress.on_arm,
         )
         if self._problems:
             executor = _WithoutSome(executor, self._problems, out)

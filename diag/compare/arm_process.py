@@ -44,6 +44,8 @@ _TICK_S: Final = 0.25
 _END_S: Final = 150.0
 """What a load may take to stop its server, write what it has and end: more than any recipe's grace."""
 _KILLED_S: Final = 10.0
+_LIMIT_TIMES: Final = 10
+_LEAST_LIMIT_S: Final = 1800.0
 _NOT_FOR_LOADS: Final = ("GITHUB_STEP_SUMMARY", START_GATE)
 
 
@@ -123,7 +125,8 @@ def _option(name: str, value: Any) -> list[str]:
 
 class ProcessExecutor:
     """Carries out matched runs below the comparison's directory `out`. `seed`: of every load that names none.
-    `limit_s`: what one arm's part may take, server included; then it is ended."""
+    `cool_down_s`: between arms that take turns. `limit_s`: what a load may take once it has begun, lest a server that
+    hangs holds everything up; None: ten times what the load says it takes, half an hour at least."""
 
     def __init__(
         self,
@@ -133,6 +136,7 @@ class ProcessExecutor:
         placement: Placement,
         *,
         seed: int = 0,
+        cool_down_s: float = 0.0,
         limit_s: float | None = None,
         on_progress: OnArmProgress | None = None,
     ) -> None:
@@ -141,6 +145,7 @@ class ProcessExecutor:
         self._loads = {load.name: load for load in loads}
         self._placement = placement
         self._seed = seed
+        self._cool_down_s = cool_down_s
         self._limit_s = limit_s
         self._on_progress = on_progress
 
@@ -160,8 +165,10 @@ class ProcessExecutor:
                 for part in live:
                     if any(one.failed_to_start for one in live):
                         part.skip()
-                    else:
-                        self._together([part])
+                        continue
+                    if part is not live[0]:
+                        time.sleep(self._cool_down_s)
+                    self._together([part])
         except BaseException as error:
             self._end(live, signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
             raise
@@ -177,18 +184,18 @@ class ProcessExecutor:
         run = matched.runs[side]
         arm, load, half = self._arms[run.arm], self._loads[matched.load], self._placement.halves[run.half]
         directory = directory.absolute()  # it holds `out`, which may be relative
-        if arm.kind is ArmKind.RECORDED:
-            return _Part(arm=arm, side=side, directory=directory, command=[], matched=matched.key)
-        try:
-            return _Part(
-                arm=arm,
-                side=side,
-                directory=directory,
-                command=self._command(arm, load, half, directory),
-                matched=matched.key,
-            )
-        except UsageError as error:
-            return _Part(arm=arm, side=side, directory=directory, command=[], matched=matched.key, refusal=str(error))
+        part = _Part(arm=arm, side=side, directory=directory, matched=matched.key, limit_s=self._limit_of(load))
+        if arm.kind is not ArmKind.RECORDED:
+            try:
+                part.command = self._command(arm, load, half, directory)
+            except UsageError as error:
+                part.refusal = str(error)
+        return part
+
+    def _limit_of(self, load: Load) -> float | None:
+        if self._limit_s is not None or load.seconds is None:
+            return self._limit_s
+        return max(_LIMIT_TIMES * load.seconds, _LEAST_LIMIT_S)
 
     def _command(self, arm: Arm, load: Load, half: Half, directory: Path) -> list[str]:
         recipe = None
@@ -229,8 +236,8 @@ class ProcessExecutor:
                 for part in parts:
                     part.look()
                     self._tell(part)
-                    if self._limit_s is not None and part.seconds > self._limit_s and not part.waits:
-                        part.overran(self._limit_s)
+                    if part.limit_s is not None and part.seconds > part.limit_s:
+                        part.overran(part.limit_s)
                 if condition():
                     return
                 for key, _ in selector.select(_TICK_S):
@@ -293,8 +300,8 @@ class _Part:
     arm: Arm
     side: int
     directory: Path
-    command: list[str]
     matched: str
+    command: list[str] = field(default_factory=list)
     refusal: str | None = None
     """Why there is no such command."""
     ready: bool = False
@@ -306,6 +313,8 @@ class _Part:
     events_fd: int = -1
     started_ns: int = 0
     ended_ns: int = 0
+    limit_s: float | None = None
+    _gone_ns: int = 0
     _go_fd: int = -1
     _process: subprocess.Popen[bytes] | None = None
     _rest: bytes = b""
@@ -328,12 +337,8 @@ class _Part:
 
     @property
     def seconds(self) -> float:
-        return 0.0 if self.ended_ns or not self.started_ns else (time.monotonic_ns() - self.started_ns) / 1e9
-
-    @property
-    def waits(self) -> bool:
-        """For the other one: it has done its own part so far."""
-        return self.ready and not self.gone
+        """Since its load began; 0 before and after."""
+        return 0.0 if self.ended_ns or not self.gone else (time.monotonic_ns() - self._gone_ns) / 1e9
 
     @property
     def failed_to_start(self) -> bool:
@@ -394,7 +399,7 @@ class _Part:
             self.signal(signal.SIGTERM)
 
     def go(self, at_ns: int) -> None:
-        self.gone = True
+        self.gone, self._gone_ns = True, at_ns
         with contextlib.suppress(OSError):  # it has just died: its exit status says so
             os.write(self._go_fd, json.dumps({"event": "go", "at_ns": at_ns}).encode() + b"\n")
 

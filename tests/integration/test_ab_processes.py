@@ -24,13 +24,8 @@ BOTH = Placement(
     halves=(Half(name="first", server_cpus=(0,), client_cpus=(0,)), Half(name="second")), reason="of the test"
 )
 ONE = Placement(halves=(Half(name="whole"),), reason="of the test")
-STAND_IN = Path(__file__).with_name("stand_in_server.py")
-STAND_IN_RECIPE = """
-name: stand-in
-command: ["{python}", "%s", "--port", "{port}", "--port-file", "{port_file}"]
-ready_timeout: 60
-stop: {grace: 10}
-"""
+LONG = 5000
+"""Requests: more than are answered until somebody has had enough."""
 
 
 def arm(label: str, *server_args: str, **fields: Any) -> Arm:
@@ -155,14 +150,12 @@ def test_wrong_usage_is_a_result_too(tmp_path: Path) -> None:
     assert base.status == 130
 
 
-def test_what_takes_too_long_is_ended(tmp_path: Path) -> None:
-    recipe = tmp_path / "never.yaml"
-    recipe.write_text(STAND_IN_RECIPE % STAND_IN)
-    never = arm("head", "--behaviour", "never-healthy", recipe=str(recipe))
-    base, head = run(tmp_path, arm("base"), never, BOTH, limit_s=4.0)
-    assert head.stage == "start"
-    assert head.problem == "it was ended after 4 s, before its load was over"
-    assert base.problem is not None
+def test_a_load_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    results = run(tmp_path, arm("base"), arm("head"), BOTH, loads=[load(LONG)], limit_s=0.5)
+    for result in results:
+        assert (result.stage, result.status) == ("load", 143)
+        assert result.problem == "it was ended after 0.5 s, before its load was over"
+        assert run_json(tmp_path, result)["validity"] == "interrupted"
     assert processes_of(tmp_path) == []
 
 
@@ -215,7 +208,7 @@ def conductor(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     def start() -> subprocess.Popen[str]:
         values = [
             [arm("base").as_dict(), arm("head").as_dict()],
-            load(20_000).as_dict(),
+            load(LONG).as_dict(),
             BOTH.as_dict(),
             matched(BOTH).as_dict(),
         ]
