@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atom.diag.compare.statistics import (
@@ -96,6 +96,7 @@ def test_values_become_effects_and_what_has_no_logarithm_is_missing() -> None:
     assert half.within_se[0] == pytest.approx(0.05)  # of the one run that there is
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(-0.2, 0.2), st.floats(-0.2, 0.2)), min_size=2, max_size=8))
 def test_the_arms_can_be_exchanged(rows: list[tuple[float, float]]) -> None:
     one = effects([list(row) for row in rows], within=0.001)
@@ -140,6 +141,7 @@ def test_holm_by_hand() -> None:
     assert holm([]) == []
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_never_lowers_a_p_value_nor_changes_their_order(p: list[float]) -> None:
     adjusted = holm(p)

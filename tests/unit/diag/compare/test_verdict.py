@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atom.diag.compare.sequential import boundary_of
@@ -187,6 +187,7 @@ def test_nothing_rounds_to_minus_zero() -> None:
     assert "−0.00%" not in judge(evidence(-0.001, 0.0012, -0.0005, margin_pct=1.0)).text
 
 
+@settings(deadline=None)
 @given(
     means=st.lists(st.floats(-50, 200), max_size=6),
     within=st.one_of(st.just(math.nan), st.floats(0, 5)),
