@@ -27,7 +27,7 @@ __all__ = ["plan_of"]
 
 _NOWHERE: Final = Placement(halves=(Half(name="recorded"),), reason="nothing is run: the arms are records")
 
-GC_SECONDS: Final = 90
+GC_SECONDS: Final = 60
 """Of the long run of `--gc`, where no suite says otherwise: long enough for growth to be told from noise."""
 SIMULATED: Final = "simulated"
 _PROBED: Final = ("random", "sharegpt", "custom", "trace")

@@ -13,6 +13,7 @@ from atom.cli.progress import TERMINAL_PERIOD_S, StatusLine
 from atom.diag.compare.arm_process import ArmProgress
 from atom.diag.compare.conductor import Event, Progress
 from atom.diag.compare.model import RunResult
+from atom.recipes.errors import ExitStatus
 
 __all__ = ["ComparisonProgress"]
 
@@ -106,6 +107,8 @@ def _ended(progress: Progress) -> str:
 
 
 def _result(result: RunResult) -> str:
+    if not result.has_records and result.status == ExitStatus.INTERRUPTED:
+        return f"{result.arm} not run"
     if result.problem is not None:
         return f"{result.arm} {'did not start' if not result.has_records else 'failed'} ({result.problem})"
     seconds = duration_text((result.ended_ns - result.started_ns) / 1e9)

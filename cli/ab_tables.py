@@ -124,7 +124,7 @@ def _raw(side: Mapping[str, Any], name: str) -> str:
     """A run that has no figure says why; one that is censored has a mark."""
     value = side["metrics"].get(name)
     if value is None:
-        return "did not start" if side.get("stage") in ("prepare", "start") else "–"
+        return "did not start" if side["stage"] in ("prepare", "start") and not side["dismissed"] else "–"
     return f"{number(value)}{' c' if side.get('censored') else ''}"
 
 

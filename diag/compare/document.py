@@ -102,7 +102,7 @@ def is_decided(out: Path, plan: Plan, stream: Stream, pairs: Sequence[DonePair])
 
 def comparison_status(told: Mapping[str, Any]) -> ExitStatus:
     """Of a comparison that came to its end."""
-    if any(arm["runs"]["made"] and not arm["runs"]["recorded"] for arm in told["arms"]):
+    if any(arm["runs"]["failed"] and not arm["runs"]["recorded"] for arm in told["arms"]):
         return ExitStatus.FAILED
     outcomes = {gate["outcome"] for gate in told["gates"]}
     if "undecided" in outcomes or not told["valid"]:
@@ -178,8 +178,8 @@ class _View:
 def _arm(view: _View, arm: Arm) -> dict[str, Any]:
     made = [one for one in view.records.current.values() if one.arm == arm.label]
     recorded = [one for one in made if one.has_records]
-    problems = dict.fromkeys(one.problem for one in made if one.problem is not None and not one.has_records)
-    failed = len(made) - len(recorded)
+    failed = [one for one in made if not one.has_records and one.status != ExitStatus.INTERRUPTED]
+    problems = dict.fromkeys(one.problem for one in failed if one.problem is not None)
     return {
         "label": arm.label,
         "role": arm.role,
@@ -190,8 +190,13 @@ def _arm(view: _View, arm: Arm) -> dict[str, Any]:
         "env": dict(arm.env),
         "server_args": list(arm.server_args),
         **arm.provenance,
-        "runs": {"made": len(made), "recorded": len(recorded), "superseded": len(_superseded(view, arm))},
-        "runs_text": f"{len(recorded)} made" + (f", {failed} did not start" if failed else ""),
+        "runs": {
+            "made": len(made),
+            "recorded": len(recorded),
+            "failed": len(failed),
+            "superseded": len(_superseded(view, arm)),
+        },
+        "runs_text": f"{len(recorded)} made" + (f", {len(failed)} did not start" if failed else ""),
         "problem": given_up(view.plan, view.records).get(arm.label) or next(iter(problems), None),
     }
 
@@ -357,7 +362,7 @@ def _worth(view: _View, loads: Sequence[Mapping[str, Any]], run: Mapping[str, An
     reasons = []
     for arm in view.plan.arms:
         told = _arm(view, arm)
-        if told["runs"]["made"] and not told["runs"]["recorded"]:
+        if told["runs"]["failed"] and not told["runs"]["recorded"]:
             reasons.append(f"{arm.label} could not be run: {told['problem'] or 'no reason known'}")
     if reasons:
         return Validity.FAILED, reasons
@@ -443,7 +448,7 @@ _SECTION_GATES: Final = {"tests": _tests_gate, "accuracy": _accuracy_gate, "gc":
 
 def _headline(view: _View, sections: Mapping[str, Any]) -> str | None:
     """What stands above the loads' sentences: an arm that cannot be run."""
-    lost = [arm for arm in view.plan.arms if (runs := _arm(view, arm)["runs"])["made"] and not runs["recorded"]]
+    lost = [arm for arm in view.plan.arms if (runs := _arm(view, arm)["runs"])["failed"] and not runs["recorded"]]
     if lost:
         names = " and ".join(arm.label for arm in lost)
         return f"{names} could not be run, so there is nothing to compare with"

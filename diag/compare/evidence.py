@@ -14,7 +14,7 @@ from atom.diag.compare.journal import DonePair
 from atom.diag.compare.model import MatchedRun, RunResult
 from atom.diag.compare.scores import RunScore, Score, score_matched, score_run
 from atom.diag.compare.statistics import Effects, effects_of
-from atom.recipes.errors import AtomError
+from atom.recipes.errors import AtomError, ExitStatus
 
 __all__ = ["ScoredPair", "ScoredRun", "Side", "metric_effects", "metric_values", "scored_pairs"]
 
@@ -29,6 +29,11 @@ class Side:
     """Why there is no score."""
     path: Path
     """Its run directory."""
+
+    @property
+    def dismissed(self) -> bool:
+        """It was well, and not run because its counterpart did not start."""
+        return not self.result.has_records and self.result.status == ExitStatus.INTERRUPTED
 
     @property
     def censored(self) -> list[str]:

@@ -220,6 +220,7 @@ def _side(plan: Plan, one: ScoredRun, side: int) -> dict[str, Any]:
         "status": this.result.status,
         "stage": str(this.result.stage),
         "problem": this.problem,
+        "dismissed": this.dismissed,
         "censored": this.censored,
         "invalid": [],
         "metrics": {},
@@ -247,7 +248,7 @@ def _censored(evidence: LoadEvidence) -> list[str]:
     for pair in evidence.pairs:
         for one in pair.runs:
             for run, side in zip(one.run.runs, one.sides, strict=True):
-                for reason in side.censored:
+                for reason in () if side.dismissed else side.censored:
                     found.setdefault((run.arm, reason), []).append(side.result.directory.rpartition("/")[2])
     lines = [f"{arm}, {_listed(runs)}: {reason}" for (arm, reason), runs in found.items()]
     more = len(lines) - MOST_REASONS
