@@ -279,7 +279,8 @@ class _Table:
             return self._hedged(text, arm)
         share = self._share(arm)
         if share is not None and share.bounded and share.low > 0:
-            return self._hedged(f"{100 * share.value:.0f}% of the gap is in what it bypasses", arm)
+            between = "" if share.low == share.high else f" ({100 * share.low:.0f} … {100 * share.high:.0f}%)"
+            return self._hedged(f"{100 * share.value:.0f}%{between} of the gap is in what it bypasses", arm)
         if share is not None and share.bounded and share.high < DOMINANT:
             return self._hedged("the loss is not in what it bypasses", arm)
         return "not decided: the loss may be in what it bypasses or not"

@@ -180,7 +180,7 @@ def test_repairs(mean: float, se: float, begins: str) -> None:
     ("mean", "begins"),
     [
         (-0.001, "causal upper bound"),
-        (-0.10, "50% of the gap is in what it bypasses"),
+        (-0.10, "50% (47 … 53%) of the gap is in what it bypasses"),
         (-0.199, "the loss is not in what it bypasses"),
     ],
 )
