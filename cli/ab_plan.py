@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from atom.cli.ab_loads import parse_load, suite_loads
@@ -13,6 +14,7 @@ from atom.diag.compare.arms import resolve_arm
 from atom.diag.compare.confounds import confounded
 from atom.diag.compare.crossover import crossed_arms, crossed_comparisons
 from atom.diag.compare.gates import Gate
+from atom.diag.compare.git import open_repository
 from atom.diag.compare.model import Arm, ArmKind, Comparison, Half, Load, Placement
 from atom.diag.compare.placement import choose_placement, this_machine
 from atom.diag.compare.plan import Plan, make_plan
@@ -36,6 +38,7 @@ _PROBED: Final = ("random", "sharegpt", "custom", "trace")
 def plan_of(request: Request) -> Plan:
     """UsageError for what cannot be."""
     arms = _arms(request)
+    _check_refs(request, arms)
     comparisons = [Comparison(base=arms[0].label, head=arm.label) for arm in arms[1:]]
     if request.cross:
         comparisons = crossed_comparisons(arms[0], arms[1])
@@ -105,6 +108,19 @@ def _may_use_gpus(request: Request, arms: Sequence[Arm]) -> bool:
     names = [arm.recipe for arm in arms if arm.recipe is not None]
     names += [load.recipe for load in map(parse_load, request.loads) if load.recipe is not None]
     return any(uses(resolve_recipe(name), "devices") for name in dict.fromkeys(names))
+
+
+def _check_refs(request: Request, arms: Sequence[Arm]) -> None:
+    """Refs of other projects need a recipe."""
+    refs = [arm for arm in arms if arm.kind is ArmKind.REF and arm.recipe is None]
+    if not refs or any(load.recipe is not None for load in map(parse_load, request.loads)):
+        return
+    places = {(str(arm.provenance["repository"]), str(arm.provenance["sha"])) for arm in refs}
+    if not any(open_repository(Path(place)).ask("rev-parse", "--verify", "-q", f"{sha}:.src") for place, sha in places):
+        raise UsageError(
+            f"{refs[0].spec} is a ref of {refs[0].provenance['repository']}, which is another project: --recipe FILE "
+            "says how its server is built and started (docs/recipes.md)"
+        )
 
 
 def _with_packages(arm: Arm, loads: Sequence[Load]) -> Arm:

@@ -41,12 +41,16 @@ class ComparisonRun:
     deadline_s: float | None = None
     _run_dir: RunDirectory = field(init=False)
     _progress: ComparisonProgress = field(init=False)
+    _deadline_ns: int | None = field(default=None, init=False)
+    """Builds and unit tests are within it."""
     _problems: dict[str, str] = field(default_factory=dict, init=False)
     """Arms that could not be prepared, and why."""
 
     def run(self) -> int:
         """Everything, to the exit status."""
         self._progress = ComparisonProgress(quiet=self.output.quiet)
+        deadline_s = self.deadline_s if self.deadline_s is not None else self.plan.deadline_s
+        self._deadline_ns = None if deadline_s is None else time.monotonic_ns() + int(deadline_s * 1e9)
         place = None
         if self.resume is None:
             place = RunPlace(self.output.directory, TITLE)
@@ -68,6 +72,9 @@ class ComparisonRun:
         except UsageError:
             if place is not None and not started:
                 place.give_back()
+            raise
+        except (RunError, OSError) as error:
+            self._run_dir.seal(Validity.FAILED, [str(error).partition("\n")[0]])
             raise
         finally:
             self._progress.close()
@@ -134,7 +141,6 @@ class ComparisonRun:
         )
         if self._problems:
             executor = _WithoutSome(executor, self._problems, out)
-        deadline_s = self.deadline_s if self.deadline_s is not None else plan.deadline_s
         conductor = Conductor(
             plan,
             executor,
@@ -142,7 +148,7 @@ class ComparisonRun:
             journal,
             self._progress.on_event,
             lambda stream, pairs: is_decided(out, plan, stream, pairs),
-            deadline_ns=None if deadline_s is None else time.monotonic_ns() + int(deadline_s * 1e9),
+            deadline_ns=self._deadline_ns,
         )
         return conductor.run()
 

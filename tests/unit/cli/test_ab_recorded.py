@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ from xml.etree import ElementTree
 import pytest
 
 from atom.cli.dispatch import main
-from atom.diag.compare.document import document
+from atom.diag.compare.document import document, is_decided
+from atom.diag.compare.journal import read_records
+from atom.diag.compare.plan import Plan
 
 REQUESTS = 120
 LANES = 8
@@ -203,6 +207,25 @@ def test_what_is_no_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str
         error = capsys.readouterr().err
         assert error.startswith("error: ")
         assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("factor", "pairs", "expected"), [(1.05, 3, True), (1.0, 3, True), (1.05, 1, False)])
+def test_when_no_more_pairs_are_needed(tmp_path: Path, factor: float, pairs: int, expected: bool) -> None:
+    """The question of --until-decided: a difference, or that there is none within the margin."""
+    compare(tmp_path, [arm(tmp_path, "a"), arm(tmp_path, "b", factor=factor)], "--quiet", "--margin", "2%")
+    out = tmp_path / "out"
+    plan = dataclasses.replace(Plan.read(out), until_decided=True, max_pairs=8)
+    (stream,) = plan.streams
+    assert is_decided(out, plan, stream, read_records(out).done_of(plan, stream)[:pairs]) is expected
+
+
+def test_refs_of_another_project_need_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"]):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@localhost"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *command], check=True)
+    assert main(["ab-compare", "HEAD", "HEAD", "--repo", str(tmp_path), "--output-dir", str(tmp_path / "out")]) == 2
+    assert "--recipe" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
