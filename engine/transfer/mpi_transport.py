@@ -16,7 +16,7 @@ from atom.engine.transfer.wire import MAX_PACKET, Stream
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["MpiCollective", "MpiTransport"]
+__all__ = ["MpiCollective", "MpiTransport", "duplicate"]
 
 DEADLINE_S: Final = 600.0
 _MAX_SAID: Final = 1 << 26
@@ -30,7 +30,7 @@ class MpiTransport:
     def __init__(self, communicator: MPI.Intracomm, *, deadline_s: float = DEADLINE_S) -> None:
         from mpi4py import MPI
 
-        self._comm = _duplicate(communicator, deadline_s)
+        self._comm = duplicate(communicator, deadline_s)
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
         self._sends: list[tuple[MPI.Request, bytes]] = []
         self._buffer = bytearray(MAX_PACKET)
@@ -89,7 +89,7 @@ class MpiCollective:
     raises AgreementStalledError after `deadline_s`: the rank can then only end."""
 
     def __init__(self, communicator: MPI.Intracomm, *, deadline_s: float = DEADLINE_S) -> None:
-        self._comm = _duplicate(communicator, deadline_s)
+        self._comm = duplicate(communicator, deadline_s)
         self._deadline_s = deadline_s
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
 
@@ -116,7 +116,8 @@ class MpiCollective:
             self._comm.Free()
 
 
-def _duplicate(communicator: MPI.Intracomm, deadline_s: float) -> MPI.Intracomm:
-    duplicate, request = communicator.Idup()  # Dup would wait by spinning, and for ever
+def duplicate(communicator: MPI.Intracomm, deadline_s: float) -> MPI.Intracomm:
+    """A communicator of the same ranks, for traffic of its own. Every rank comes here."""
+    copy, request = communicator.Idup()  # Dup would wait by spinning, and for ever
     wait_for(request.Test, deadline_s, "duplicating the communicator")
-    return duplicate
+    return copy

@@ -48,10 +48,10 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "forward_start": ("r", "p"),
     "forward_end": ("r", "p"),
     "send_submit": ("r", "p"),
-    "transfer_done": ("r", "p"),
+    "transfer_done": ("r", "p"),  # t: when it ended, which may be before the line above
     "vote": ("r", "p", "o"),
     "timeout": ("r", "p"),
-    "commit": ("r", "p", "q", "o"),  # q: the commit's sequence number; in local-only mode the rank's own
+    "commit": ("r", "p", "q", "o"),  # q: the commit's sequence number; without an agreement the rank's own
     "apply": ("r", "p"),
     "release": ("r", "p", "b"),  # b: blocks given back
     "cleanup": ("r", "p"),
@@ -59,7 +59,8 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     # n votes said, d commits got. A blocking agreement writes every call, the others those that did something.
     "agree_enter": ("g", "k", "q"),
     "agree_exit": ("g", "k", "q", "n", "d"),
-    # What the rank does between: w "forward", "other", "transfer_wait" or "schedule"
+    # What the rank does between: w "forward", "receive" (waits for the stage before), "transfer_wait", "schedule" or
+    # "other"
     "work_start": ("w",),
     "work_end": ("w",),
     "held": ("b",),  # KV blocks held from now on
