@@ -13,7 +13,7 @@ import pytest
 
 from atom.diag.compare.arm_process import ProcessExecutor
 from atom.diag.compare.container import container_recipe
-from atom.diag.compare.model import Arm, ArmKind, ArmRun, Half, Load, MatchedRun, Placement, RunResult
+from atom.diag.compare.model import Arm, ArmKind, ArmRun, Half, Load, MatchedRun, Placement, Purpose, RunResult
 from atom.recipes.containers import RUN_LABEL, remove, stale_containers
 from atom.recipes.errors import UsageError
 from atom.recipes.leftovers import find_leftovers
@@ -62,7 +62,7 @@ def in_image(**fields: Any) -> Arm:
 def run_pair(out: Path, base: Arm, head: Arm) -> tuple[RunResult, RunResult]:
     matched = MatchedRun(
         comparison="base..head",
-        purpose="compare",
+        purpose=Purpose.COMPARE,
         load="short",
         pair=0,
         index=0,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from atom.diag.compare.arm_process import ArmProgress, ProcessExecutor
-from atom.diag.compare.model import Arm, ArmKind, ArmRun, Half, Load, MatchedRun, Placement, RunResult
+from atom.diag.compare.model import Arm, ArmKind, ArmRun, Half, Load, MatchedRun, Placement, Purpose, RunResult
 from atom.recipes.processes import all_pids, arguments_of, read_environment
 from atom.recipes.spawn import import_root
 from tests.waiting import until
@@ -50,7 +50,9 @@ def matched(placement: Placement, *, index: int = 0) -> MatchedRun:
         ArmRun(arm=label, half=half, order=(side + index) % 2)
         for side, (label, half) in enumerate(zip(("base", "head"), halves, strict=True))
     )
-    return MatchedRun(comparison="base..head", purpose="compare", load="short", pair=0, index=index, runs=(base, head))
+    return MatchedRun(
+        comparison="base..head", purpose=Purpose.COMPARE, load="short", pair=0, index=index, runs=(base, head)
+    )
 
 
 def run(
@@ -185,7 +187,7 @@ CONDUCTOR = """
 import sys
 from pathlib import Path
 from atom.diag.compare.arm_process import ProcessExecutor
-from atom.diag.compare.model import Arm, Load, MatchedRun, Placement
+from atom.diag.compare.model import Arm, Load, MatchedRun, Placement, Purpose
 out = Path(sys.argv[1])
 arms, load, placement, matched = sys.argv[2:6]
 import json

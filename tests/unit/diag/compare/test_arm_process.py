@@ -9,7 +9,7 @@ import pytest
 
 from atom.diag.compare.arm_problem import complaint, port_was_taken, telling_line
 from atom.diag.compare.arm_process import ProcessExecutor, command_of, server_environment
-from atom.diag.compare.model import Arm, ArmKind, ArmRun, Half, Load, MatchedRun, Placement
+from atom.diag.compare.model import Arm, ArmKind, ArmRun, Half, Load, MatchedRun, Placement, Purpose
 from atom.recipes.errors import UsageError
 
 HALF = Half(name="first", devices="0,1", server_cpus=(0, 1, 2), client_cpus=(3,))
@@ -87,7 +87,7 @@ def test_recorded_arms_start_nothing(tmp_path: Path) -> None:
     executor = ProcessExecutor(tmp_path, arms, [load()], Placement(halves=(HALF,), reason=""))
     matched = MatchedRun(
         comparison="x..y",
-        purpose="compare",
+        purpose=Purpose.COMPARE,
         load="l",
         pair=1,
         index=0,
