@@ -184,7 +184,7 @@ def _declared(load: Load, request: Request) -> Load:
 
 def _long_run(own: bool, gpus: bool) -> Load:
     """For a time and not for a number of requests, so that a slower arm is seen for as long."""
-    lengths = (2048, 64, 64) if gpus else (64, 16, 32)
+    lengths = (2048, 64, 64) if gpus else (64, 8, 16)
     options = {
         "random-input-len": lengths[0],
         "random-output-len": lengths[1],
@@ -198,7 +198,7 @@ def _long_run(own: bool, gpus: bool) -> Load:
         bench="random",
         options=options,
         recipe=None if own else SIMULATED,
-        server_args=() if own else ("--sim-base-ms", "2"),
+        server_args=() if own else ("--sim-base-ms", "8"),
         primary="ttft_mean",
         section="gc",
         seconds=float(options["duration"]) + 10.0,

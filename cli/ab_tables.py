@@ -31,7 +31,7 @@ Document = Mapping[str, Any]
 def comparison_tables(document: Document, *, width: int = 10_000, location: str | None = None) -> list[Table]:
     """All of them. `width`: cells of the terminal; Markdown takes the wide form."""
     tables = [Table("", (), (), lead=verdict_lines(document))]
-    tables += list(_troubles(document))
+    tables += [*_troubles(document), *causal_tables(document)]
     tables += _pair_tables(document, width)
     for load in document["loads"]:
         tables += _metric_tables(load, width)
@@ -45,9 +45,15 @@ def comparison_tables(document: Document, *, width: int = 10_000, location: str 
 def verdict_lines(document: Document) -> list[str]:
     """One sentence per load; of a comparison without any, what there is to say instead."""
     lines = [line for load in document["loads"] for line in (load["sentence"], *load["disagreement"])]
+    lines = [*map(_crossed, document["cross"]), *lines]
     if document.get("headline"):
         lines = [document["headline"], *lines]
     return lines or ["nothing was compared"]
+
+
+def _crossed(section: Mapping[str, Any]) -> str:
+    mark = "indicative: " if section["indicative"] else ""
+    return f"{section['load']}: source and runtime crossed: {mark}{section['verdict']}"
 
 
 # ---- troubles
@@ -95,7 +101,8 @@ def _pair_table(
     placement = document["plan"]["placement"]["halves"]
     where = "halves" if len(placement) == 2 else document["plan"]["extras"].get("turns", "order")
     skipped = 1 if alone else 0
-    columns = ("load", f"{where}\n{one} / {other}", one, other, "Δ step\n(ms)", f"{one} → {other}")
+    # As wide together as the name of their group.
+    columns = ("load", f"{where}\n{one} / {other}", one.rjust(5), other.rjust(5), "Δ step\n(ms)", f"{one} → {other}")
     groups = (("", 1), ("ITL p50 (ms)", 2), ("", 1), ("output tok/s", 1))
     title = f"{loads[0]['base']} → {loads[0]['head']}, matched runs"
     return Table(
@@ -133,7 +140,8 @@ def _raw(side: Mapping[str, Any], name: str) -> str:
 
 def _metric_tables(load: Mapping[str, Any], width: int) -> list[Table]:
     """Primary metric first. A narrow terminal has no Δ, and noise floors and the rest of a verdict below the table."""
-    metrics = sorted(load["metrics"].values(), key=lambda metric: not metric["primary"])
+    metrics = [metric for metric in load["metrics"].values() if metric["primary"] or metric["pairs"]]
+    metrics.sort(key=lambda metric: not metric["primary"])
     if not any(metric["pairs"] for metric in metrics):
         return []
     table = _metric_table(load, metrics, wide=True)
@@ -273,9 +281,8 @@ def _sections(document: Document, width: int) -> list[Table]:
         *accuracy_section_tables(document["accuracy"]),
         *api_process_section_tables(document["gc"], width=width),
     ]
-    tables += causal_tables(document)
     if outputs := document.get("outputs"):
-        tables.append(Table("", (), (), [f"greedy outputs: {outputs['text']}"]))
+        tables.append(Table("", (), (), [outputs["text"]]))
     return tables
 
 

@@ -77,7 +77,7 @@ def document(out: Path) -> dict[str, Any]:
         "confounded": list(dict.fromkeys(line for one in plan.comparisons for line in view.confounded(one))),
         "gates": gates,
         "scope": _scope(view, run),
-        "notes": _notes(view, run),
+        "notes": _notes(view, run, loads),
     }
     result["verdict"] = _word(loads)
     result["status"] = int(comparison_status(result))
@@ -367,7 +367,7 @@ def _worth(view: _View, loads: Sequence[Mapping[str, Any]], run: Mapping[str, An
     if reasons:
         return Validity.FAILED, reasons
     reasons = [f"{load['load']}: censored: {line}" for load in loads for line in load["censored"]]
-    reasons += [reason for load in loads for reason in _invalid(load)]
+    reasons += [reason for load in loads if load["section"] != "gc" for reason in _invalid(load)]
     compared = [load for load in loads if any(pair["complete"] for pair in load["pairs"])]
     if view.plan.loads and not compared and not any(view.directories(view.plan.comparisons[0], "accuracy")):
         reasons.append("no pair was completed")
@@ -464,8 +464,9 @@ def _word(loads: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(f"{load['load']}: {load['word']}" for load in loads) or "nothing was compared"
 
 
-def _notes(view: _View, run: Mapping[str, Any]) -> list[str]:
-    notes = []
+def _notes(view: _View, run: Mapping[str, Any], loads: Sequence[Mapping[str, Any]]) -> list[str]:
+    # A client that was late says nothing of the server's memory and collections.
+    notes = [line for load in loads if load["section"] == "gc" for line in _invalid(load)]
     if view.records.malformed:
         notes.append(f"{view.records.malformed} lines of runs.jsonl cannot be read")
     if run.get("ended") == "deadline":

@@ -435,7 +435,7 @@ def _noise(weighed: Weighed) -> str | None:
             noise = f", where A/A comparisons stay within ±{percent(one.floor):.2f}%"
         parts.append(f"{METRICS[name].title} moves {moves}{noise}")
     runs = sum(len(pair.runs) for pair in evidence.pairs)
-    return f"{evidence.load.name}: over {runs} matched runs " + "; ".join(parts) if parts else None
+    return f"{evidence.load.name}: over {runs} matched run{'s' * (runs > 1)} " + "; ".join(parts) if parts else None
 
 
 def _remarks(weighed: Weighed) -> list[str]:
