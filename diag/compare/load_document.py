@@ -376,10 +376,10 @@ def shape_of(load: Load) -> str:
         parts.append(f"C{concurrency}")
     if (rate := number("request-rate")) is not None:
         parts.append(f"{rate} req/s")
-    if (count := number("num-prompts", "num-questions")) is not None:
-        parts.append(f"{count:,} requests" if isinstance(count, int) else f"{count} requests")
-    elif (duration := number("duration", "benchmark-duration")) is not None:
+    if (duration := number("duration", "benchmark-duration")) is not None:
         parts.append(f"{duration} s")
+    elif (count := number("num-prompts", "limit")) is not None:
+        parts.append(f"{count:,} requests" if isinstance(count, int) else f"{count} requests")
     return " · ".join([load.bench, *filter(None, parts)])
 
 
