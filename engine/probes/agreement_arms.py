@@ -1,4 +1,4 @@
-"""`python -m mpi4py -m atom.engine.probes.agreement_arms CONFIG.json`, under mpiexec: one rank of a context pipeline
+"""`python -m atom.engine.probes.agreement_arms CONFIG.json`, under mpiexec: one rank of a context pipeline
 that agrees on its transfers in one of the modes, or not at all, and traces what it does.
 
 The scheduler loop, the flow of micro-batches from stage to stage, the agreement and the retention of blocks are real;
@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from atom.engine.errors import AtomEngineError
 from atom.engine.probes.context_rank import ContextRank
 from atom.engine.probes.micro_batches import MicroBatches
+from atom.engine.probes.rank_guard import guard_rank
 from atom.engine.probes.stage_model import ArmConfig
 from atom.engine.transfer.agreement import Agreement, Limits, close
 from atom.engine.transfer.blocking import BlockingAgreement
@@ -201,23 +203,29 @@ def _tell_the_others(agreed: _Agreed | None) -> None:
 
 def main(argv: Sequence[str]) -> int:
     if len(argv) != 1:
-        print("usage: python -m mpi4py -m atom.engine.probes.agreement_arms CONFIG.json", file=sys.stderr)
+        print("usage: python -m atom.engine.probes.agreement_arms CONFIG.json", file=sys.stderr)
         return 2
+    try:
+        config = ArmConfig.of(json.loads(Path(argv[0]).read_text()))
+    except (AtomEngineError, ValueError, OSError) as error:
+        print(f"{argv[0]}: {error}", file=sys.stderr)
+        return 2
+    guard_rank(Path(config.trace_dir))
     import mpi4py
 
     mpi4py.rc.thread_level = "funneled"
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    try:
-        config = ArmConfig.of(json.loads(Path(argv[0]).read_text()))
-        if config.size != world.Get_size():
-            raise AtomEngineError(f"pp {config.pp} and tp {config.tp} need {config.size} ranks, got {world.Get_size()}")
-    except (AtomEngineError, ValueError, OSError) as error:  # every rank reads the same, and comes here
-        if world.Get_rank() == 0:
-            print(f"{argv[0]}: {error}", file=sys.stderr)
+    if config.size != world.Get_size():  # every rank reads the same, and comes here
+        print(f"pp {config.pp} and tp {config.tp} need {config.size} ranks, got {world.Get_size()}", file=sys.stderr)
         return 2
-    return _run(world, config)
+    try:
+        return _run(world, config)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # MPI's own end would wait for the others
 
 
 if __name__ == "__main__":
