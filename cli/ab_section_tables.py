@@ -179,7 +179,7 @@ def _growth_table(section: Mapping[str, Any]) -> list[Table]:
             "what grows with the requests served",
             ("quantity", "first → last", f"per {per}", "first → last", f"per {per}", "finding"),
             rows,
-            ["interval of a slope: 99.5%; an arm stands out where the two intervals are apart"],
+            ["an arm stands out where it grows and the 99.5% intervals of the two slopes are apart"],
             groups=((base, 2), (head, 2), ("", 1)),
             text_columns=(5,),
         )
@@ -187,6 +187,7 @@ def _growth_table(section: Mapping[str, Any]) -> list[Table]:
 
 
 def _grown(side: Mapping[str, Any], unit: str) -> tuple[str, str]:
-    slope = amount(side["slope"], unit)
-    low, high = amount(side["slope_low"], unit), amount(side["slope_high"], unit)
-    return f"{amount(side['first'], unit)} → {amount(side['last'], unit)}", f"{slope} ({low} … {high})"
+    first, last = amount(side["first"], unit), amount(side["last"], unit)
+    name = first.rpartition(" ")[2]
+    both = f"{first.removesuffix(f' {name}')} → {last}" if last.endswith(f" {name}") else f"{first} → {last}"
+    return both, amount(side["slope"], unit)
