@@ -57,6 +57,7 @@ class OrderedAgreement:
         self._cancel_in_flight = cancel_in_flight
         self._parent = topology.parents[self.rank]
         self._children = topology.children[self.rank]
+        self._is_child = frozenset(self._children).__contains__  # asked for every message, of thousands of children
         self._ledger = Ledger(self._limits.max_open_rounds, self._limits.max_finished_epochs)
         self._reducer = VoteReducer([*self._children, self.rank])
         self._most_open = self._limits.max_open_rounds * (len(self._children) + 1)
@@ -206,7 +207,7 @@ class OrderedAgreement:
             raise ProtocolError(f"a {packet.kind.name} of rank {packet.source} came from rank {message.peer}")
         if message.peer == self._parent and message.stream is Stream.UPDATES:
             self._receive_update(packet)
-        elif message.peer in self._children and message.stream is Stream.EVENTS:
+        elif self._is_child(message.peer) and message.stream is Stream.EVENTS:
             self._receive_event(packet, now_ns)
         else:
             raise ProtocolError(f"a {packet.kind.name} on stream {message.stream.name} from rank {message.peer}")

@@ -15,6 +15,7 @@ class Topology:
     parents: tuple[int | None, ...]
     children: tuple[tuple[int, ...], ...] = field(init=False)
     root: int = field(init=False)
+    _heights: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         roots = [rank for rank, parent in enumerate(self.parents) if parent is None]
@@ -28,12 +29,15 @@ class Topology:
                 children[parent].append(rank)
         object.__setattr__(self, "children", tuple(map(tuple, children)))
         object.__setattr__(self, "root", roots[0])
-        reached, front = 0, [roots[0]]
-        while front:
-            reached += 1
-            front += children[front.pop()]
-        if reached != len(self.parents):
+        downward = [roots[0]]
+        for rank in downward:  # which it extends, so that all above a rank come before it
+            downward += children[rank]
+        if len(downward) != len(self.parents):
             raise ValueError("a topology is one tree: some ranks do not reach the root")
+        heights = [0] * len(self.parents)
+        for rank in reversed(downward):
+            heights[rank] = max((1 + heights[child] for child in children[rank]), default=0)
+        object.__setattr__(self, "_heights", tuple(heights))
 
     @classmethod
     def flat(cls, size: int) -> Topology:
@@ -60,4 +64,4 @@ class Topology:
 
     def height(self, rank: int) -> int:
         """Hops to the deepest rank below; 0 for one that nobody reports to."""
-        return max((1 + self.height(child) for child in self.children[rank]), default=0)
+        return self._heights[rank]
