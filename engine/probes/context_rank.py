@@ -18,13 +18,17 @@ from atom.engine.transfer.trace import Trace, TraceMode
 
 __all__ = ["ContextRank"]
 
-_IDLE_S: Final = 0.002
-"""Longest pause between two looks at what has arrived, and between two steps that have no request."""
+_SHORTEST_IDLE_S: Final = 0.0002
+_LONGEST_IDLE_S: Final = 0.004
+_IDLE_SHARE: Final = 0.2
+"""Longest pause between two looks at what has arrived, and between two steps that have no request: this share of the
+slowest stage's time, but no longer than that. More looks would only cost."""
 
 
 class ContextRank:
-    """A blocking agreement is a collective, so there every rank takes the same steps: one with nothing to run is passed
-    on empty. Otherwise a rank that has nothing to run polls until it has."""
+    """What never waits is done while the device runs, as host work is. A blocking agreement is a collective, entered
+    after the forward, and every rank takes the same steps: one with nothing to run is passed on empty. Otherwise a rank
+    that has nothing to run polls until it has."""
 
     def __init__(
         self,
@@ -37,6 +41,7 @@ class ContextRank:
     ) -> None:
         self._config, self._rank, self._stage = config, rank, rank // config.tp
         self._flow, self._agreement, self._trace = flow, agreement, trace
+        self._idle_s = max(_SHORTEST_IDLE_S, min(_LONGEST_IDLE_S, _IDLE_SHARE * max(config.stage_ms) / 1e3))
         self._lockstep = mode == "blocking"
         self._authoritative = mode in ("async", "blocking")
         self._taken = 0
@@ -65,7 +70,8 @@ class ContextRank:
                 self._flow.send(EMPTY)
             elif number is not None:
                 self._forward(number)
-            self._look_after_transfers()
+            if self._lockstep:
+                self._look_after_transfers()
 
     # Requests
 
@@ -81,7 +87,7 @@ class ContextRank:
         if (number := self._arrived()) is not None:
             return number
         what = "transfer_wait" if self._flow.is_first or self._taken == self._config.requests else "receive"
-        back_off = BackOff(_IDLE_S)
+        back_off = BackOff(self._idle_s)
         self._trace.emit("work_start", what)
         while number is None and self.concluded < self._config.requests:
             if self._look_after_transfers():
@@ -99,7 +105,7 @@ class ContextRank:
         what = "transfer_wait" if self._flow.is_first else "receive"
         self._trace.emit("work_start", what)
         if self._flow.is_first:
-            time.sleep(_IDLE_S)
+            time.sleep(self._idle_s)
             number = EMPTY
         else:
             back_off = BackOff()
@@ -117,7 +123,10 @@ class ContextRank:
         self._hold(self._config.blocks)
         trace.emit("work_start", "forward")
         trace.emit("forward_start", *round_)
-        time.sleep(self._config.forward_s(number, self._stage))
+        until_s = time.monotonic() + self._config.forward_s(number, self._stage)
+        if not self._lockstep:
+            self._look_after_transfers()
+        time.sleep(max(0.0, until_s - time.monotonic()))
         trace.emit("forward_end", *round_)
         trace.emit("work_end", "forward")
         self._flow.send(number)
