@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "serve": "serve",
     "bench": "bench",
     "gc-profile": "gc_profile",
+    "trace-consensus": "trace_consensus",
     "ab-compare": "ab_compare",
     "report": "report",
     "get": "get",
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     own, foreign = arguments[:end], arguments[end:]
     show_traceback = "--traceback" in own
     arguments = [*(argument for argument in own if argument != "--traceback"), *foreign]
-    if arguments[:1] in (["bench"], ["gc-profile"], ["ab-compare"]):
+    if arguments[:1] in (["bench"], ["gc-profile"], ["trace-consensus"], ["ab-compare"]):
         arguments = split_multiple(arguments)
     if arguments[:1] == ["ab-compare"]:
         arguments = split_tests(arguments)
