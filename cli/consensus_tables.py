@@ -162,7 +162,7 @@ def _group(document: Document, group: Mapping[str, Any]) -> Iterator[Table]:
 def _wait_row(one: Mapping[str, Any]) -> list[str]:
     call = one["call"]
     return [
-        f"{one['rank']}" if one["stage"] == one["rank"] else f"{one['rank']} (stage {one['stage']})",
+        f"{one['rank']}" if one["stage"] in (one["rank"], None) else f"{one['rank']} (stage {one['stage']})",
         f"{call['n']:,}",
         number(one["wait_s"]),
         "–" if one["share"] is None else f"{one['share']:.1%}",
@@ -197,7 +197,8 @@ def _matrix(title: str, group: Mapping[str, Any], shown: Sequence[int]) -> Table
 def _lateness(title: str, group: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
     if group["offsets"] is None:
         return
-    rest = "came with\nthis arm" if group["offsets"]["of_control"] else "varies"
+    controlled = group["offsets"]["of_control"]
+    structural, rest = ("pipeline", "came with\nthis arm") if controlled else ("in every\ncall", "varies")
     rows = [
         [
             f"{one['rank']}",
@@ -212,11 +213,11 @@ def _lateness(title: str, group: Mapping[str, Any], ranks: Sequence[Mapping[str,
     ]
     phases = group["late_phases_s"]
     whole = sum(phases.values())
-    notes = [f"pipeline: {group['offsets']['basis']}"]
+    notes = [f"{'pipeline' if controlled else 'in every call'}: {group['offsets']['basis']}"]
     if whole:
         told = ", ".join(f"{name} {number(one)} s ({one / whole:.0%})" for name, one in list(phases.items())[:6])
         notes.append(f"rank {group['late_rank']} between its calls: {told}")
-    columns = ("rank", "last in", "first in", "all", "pipeline", rest, "longest time\nbetween calls (s)")
+    columns = ("rank", "last in", "first in", "all", structural, rest, "longest time\nbetween calls (s)")
     yield Table(
         f"{title}: what the waits are", columns, rows, notes, groups=(("", 2), ("lost to late ranks (s)", 3), ("", 1))
     )

@@ -23,7 +23,7 @@ MOST_NAMED: Final = 10
 
 
 def arms_of(recordings: Sequence[Recording], control: str | None = None) -> list[ArmRuns]:
-    """Recordings by arm, the control first. `control`: the label of the one to compare with; UsageError if there is none."""
+    """Recordings by arm, the control first. `control`: label of the one to compare with; UsageError if it is none."""
     by_label: dict[str, list[Recording]] = {}
     for one in recordings:
         by_label.setdefault(one.label, []).append(one)
@@ -220,7 +220,7 @@ def _group(group: GroupWaits, analysis: Analysis) -> dict[str, Any]:
         "ranks": [
             {
                 "rank": one.rank,
-                "stage": one.stage,
+                "stage": one.stage if analysis.recording.ranks[0].pp > 1 else None,
                 "wait_s": one.total_s,
                 "share": one.share,
                 "skew_s": one.skew_s if group.meets else None,

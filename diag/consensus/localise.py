@@ -353,9 +353,12 @@ def _structure(subject: Analysis, group: GroupWaits) -> list[str]:
     one, two = sum(split.structural_s), sum(split.changed_s)
     if one + two <= 0:
         return []
-    rest = "came with this arm" if split.controlled else "varies from call to call"
+    if not split.controlled:
+        return [
+            f"{one / (one + two):.0%} of the skew is in every call; {two / (one + two):.0%} varies from call to call"
+        ]
     own = f"{one / (one + two):.0%} of the skew is the pipeline's own offset ({split.basis})"
-    return [f"{own}; {two / (one + two):.0%} {rest}"]
+    return [f"{own}; {two / (one + two):.0%} came with this arm"]
 
 
 def _grown(found: Inflated) -> str:

@@ -49,7 +49,7 @@ class RunOutcome:
     cancelled: int
     undecided: int
     seconds: float
-    """From a rank's first event of a request to its last one; the longest of the ranks'."""
+    """From the first event of a request to the last one."""
     censored: tuple[str, ...]
 
     @property
@@ -66,7 +66,6 @@ def run_outcome(recording: Recording) -> RunOutcome:
     counts = {name: sum(one == name for one in done.values()) for name in ("completed", "failed", "cancelled")}
     total = _asked(recording, known)
     undecided = max((total or 0) - len(done), 0)
-    seconds = max((_span(one) for one in rounds), default=0.0)
     injected = any(_positive(recording.ranks[0].facts.get(name)) for name in ("failures", "timeouts"))
     unexpected = 0 if injected else counts["failed"]
     return RunOutcome(
@@ -75,7 +74,7 @@ def run_outcome(recording: Recording) -> RunOutcome:
         failed=counts["failed"],
         cancelled=counts["cancelled"],
         undecided=undecided,
-        seconds=seconds,
+        seconds=_span(recording, rounds),
         censored=_censored(recording, undecided, unexpected, total),
     )
 
@@ -120,9 +119,16 @@ def _asked(recording: Recording, known: set[Round]) -> int | None:
     return max(totals) if totals else len(known) or None
 
 
-def _span(rounds: Mapping[Round, Mapping[str, int]]) -> float:
-    times = [t for one in rounds.values() for t in one.values()]
-    return (max(times) - min(times)) / 1e9 if times else 0.0
+def _span(recording: Recording, rounds: Sequence[Mapping[Round, Mapping[str, int]]]) -> float:
+    """From the first event of any request to the last, over all ranks where they share a clock: no rank sees both the
+    first request come in and the last one leave the pipeline. Else the longest of the ranks' own."""
+    times = [[t for one in some.values() for t in one.values()] for some in rounds]
+    spans = [(min(some), max(some)) for some in times if some]
+    if not spans:
+        return 0.0
+    if recording.one_clock:
+        return (max(last for _, last in spans) - min(first for first, _ in spans)) / 1e9
+    return max(last - first for first, last in spans) / 1e9
 
 
 def _censored(recording: Recording, undecided: int, unexpected: int, total: int | None) -> tuple[str, ...]:

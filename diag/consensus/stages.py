@@ -84,7 +84,7 @@ def own_offsets(waits: GroupWaits) -> Offsets | None:
     if not gaps:
         return None
     medians = {pair: float(np.median(some)) for pair, some in gaps.items()}
-    return Offsets(medians, "the median of this run's own calls: what every call has")
+    return Offsets(medians, "the median of this run's own calls")
 
 
 def structure(waits: GroupWaits, offsets: Offsets, *, controlled: bool) -> Structure:

@@ -69,8 +69,8 @@ def totals(directory: Path, pp_s: Sequence[float], wall_s: float, tp_s: float = 
 
 @dataclass
 class Pipeline:
-    """A context pipeline of `stages` ranks under stated forward times in ms, by stage. In blocking mode every rank enters
-    a call after each of its forwards; otherwise a commit comes shortly after the last vote."""
+    """A context pipeline under stated forward times in ms, by stage. In blocking mode every rank enters a call after
+    each of its forwards; otherwise a commit comes shortly after the last vote."""
 
     stage_ms: Sequence[float]
     mode: str = "blocking"
