@@ -193,11 +193,13 @@ def _end(end: TraceEnd, agreed: _Agreed, pipeline: ContextRank, wall_s: float, c
 
 
 def _tell_the_others(agreed: _Agreed | None) -> None:
-    """A failed agreement takes its neighbours along while it is polled."""
+    """A failed agreement takes its neighbours along while it is polled. In a collective each finds out by itself, and
+    the launcher ends all as soon as one has left."""
     until = time.monotonic() + _FAREWELL_S
-    while agreed is not None and agreed.ordered is not None and time.monotonic() < until:
-        with contextlib.suppress(AgreementError):
-            agreed.ordered.poll()
+    while time.monotonic() < until:
+        if agreed is not None and agreed.ordered is not None:
+            with contextlib.suppress(AgreementError):
+                agreed.ordered.poll()
         time.sleep(0.01)
 
 
