@@ -192,7 +192,7 @@ def _stage_times(stage_ms: str, gaps: str | None, pp: int) -> list[float]:
         if gaps is not None:
             raise UsageError("--gaps are in units of the first stage's time: give --stage-ms one time with it")
         return times
-    relative = [1.0] * (pp - 2) + [2.0] if gaps is None else _numbers("--gaps", gaps, ":")
+    relative = ([1.0] * (pp - 2) + [2.0])[: max(pp - 1, 0)] if gaps is None else _numbers("--gaps", gaps, ":")
     if len(relative) != pp - 1:
         raise UsageError(f"--gaps {gaps} has {len(relative)} gaps; between {pp} stages (--pp) there are {pp - 1}")
     return [times[0], *(times[0] * one for one in relative)]

@@ -28,6 +28,7 @@ ARMS: Final[Mapping[str, str]] = {
     "async": "async",
 }
 """Arm → mode of the agreement. The control has no agreement, as before there was one."""
+MOST_REQUESTS: Final = 1_000_000
 _PROBE: Final = "atom.engine.probes.agreement_arms"
 _START_S: Final = 60.0
 """Beyond what an arm computes: interpreters start, and MPI finds its ranks."""
@@ -61,22 +62,23 @@ class ArmsPlan:
         unknown = [arm for arm in self.arms if arm not in ARMS]
         if unknown or not self.arms or len(set(self.arms)) != len(self.arms):
             raise UsageError(f"--arms takes names of {', '.join(ARMS)}, each once; got {','.join(self.arms) or 'none'}")
-        if len(self.stage_ms) != self.pp:
+        if self.pp >= 2 and len(self.stage_ms) != self.pp:
             raise UsageError(f"--stage-ms has {len(self.stage_ms)} times for {self.pp} stages (--pp)")
-        for name, right, what in (
-            ("--pp", self.pp >= 2, "at least 2: one stage waits for nobody"),
-            ("--tp", self.tp >= 1, "at least 1"),
-            ("--requests", self.requests >= 1, "at least 1"),
-            ("--repeats", self.repeats >= 1, "at least 1"),
-            ("--depth", self.depth >= 1, "at least 1"),
-            ("--blocks", self.blocks >= 1, "at least 1"),
-            ("--deadline", self.deadline_s > 0, "more than nothing"),
-            ("--stage-ms", all(0 <= one < 1e6 for one in self.stage_ms), "milliseconds"),
-            *((f"--{name}", 0 <= getattr(self, name) <= 1, "a fraction from 0 to 1")
-              for name in ("jitter", "failures", "timeouts")),
-        ):  # fmt: skip
+        for flag, right, what in self._checks():
             if not right:
-                raise UsageError(f"{name} must be {what}")
+                raise UsageError(f"{flag} must be {what}")
+
+    def _checks(self) -> Iterator[tuple[str, bool, str]]:
+        yield "--pp", self.pp >= 2, "at least 2: one stage waits for nobody"
+        for name in ("tp", "requests", "repeats", "depth", "blocks"):
+            yield f"--{name}", getattr(self, name) >= 1, "at least 1"
+        yield "--requests", self.requests <= MOST_REQUESTS, f"at most {MOST_REQUESTS:,}"
+        yield "--deadline", self.deadline_s > 0, "more than nothing"
+        yield "--stage-ms", all(0 <= one < 1e6 for one in self.stage_ms), "milliseconds, below a million"
+        for name in ("transfer_ms", "timeout_ms"):
+            yield f"--{name.replace('_', '-')}", 0 <= getattr(self, name) < 1e6, "milliseconds, below a million"
+        for name in ("jitter", "failures", "timeouts"):
+            yield f"--{name}", 0 <= getattr(self, name) <= 1, "a fraction from 0 to 1"
 
     def order(self) -> Iterator[tuple[int, str]]:
         """(repeat from 1, arm), as they are run."""

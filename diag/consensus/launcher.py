@@ -18,7 +18,7 @@ from atom.recipes.errors import UsageError
 
 __all__ = ["Launcher", "find_launcher"]
 
-_MISSING: Final = "needs MPI: pip install 'atom-serving[mpi]', or an MPI of the system and mpi4py"
+_MISSING: Final = "trace-consensus run needs MPI: pip install 'atom-serving[mpi]', or an MPI of the system and mpi4py"
 _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     "MPICH": ("mpich", "hydra", "intel(r) mpi", "mvapich"),
     "Open MPI": ("open mpi", "open-mpi", "openrte", "prrte", "prte"),
@@ -66,9 +66,13 @@ def find_launcher(wanted: str | None = None) -> Launcher:
 
 def _candidates() -> list[str]:
     """Every mpiexec, the one beside this Python first: a wheel brings its launcher along."""
-    folders = [str(Path(sys.executable).parent), *os.environ.get("PATH", "").split(os.pathsep)]
+    folders = [_beside(), *os.environ.get("PATH", "").split(os.pathsep)]
     found = (shutil.which("mpiexec", path=folder) for folder in folders if folder)
     return list(dict.fromkeys(path for path in found if path is not None))
+
+
+def _beside() -> str:
+    return str(Path(sys.executable).parent)
 
 
 def _family(said: str) -> str | None:
@@ -89,7 +93,7 @@ def _library(python: str) -> str:
     said = _said([python, "-c", _LIBRARY]).strip(" \0\n")
     if not said:
         raise UsageError(_MISSING)
-    return said.splitlines()[0].strip(" \0,")
+    return " ".join(said.splitlines()[0].strip(" \0,").split())
 
 
 def _said(command: list[str]) -> str:
