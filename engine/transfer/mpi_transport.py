@@ -43,12 +43,11 @@ class MpiTransport:
         self._status = MPI.Status()
         self._any = MPI.ANY_SOURCE
         self._any_tag = MPI.ANY_TAG
+        self._byte = MPI.BYTE
         self._next = 0
 
     def send(self, peer: int, stream: Stream, data: bytes) -> None:
-        from mpi4py import MPI
-
-        self._sends.append((self._comm.Isend([data, MPI.BYTE], dest=peer, tag=int(stream)), data))
+        self._sends.append((self._comm.Isend([data, self._byte], dest=peer, tag=int(stream)), data))
 
     def poll(self, max_messages: int) -> Sequence[Message]:
         """One message of each rank in turn, so that a chatty one is not heard alone."""
@@ -62,6 +61,8 @@ class MpiTransport:
             if self._comm.Iprobe(peer, self._any_tag, self._status):
                 messages.append(self._receive(peer))
                 silent = 0
+                if not self._comm.Iprobe(self._any, self._any_tag):
+                    break
             else:
                 silent += 1
         return messages
@@ -77,12 +78,10 @@ class MpiTransport:
             self._comm.Free()
 
     def _receive(self, peer: int) -> Message:
-        from mpi4py import MPI
-
-        tag, count = self._status.Get_tag(), self._status.Get_count(MPI.BYTE)
+        tag, count = self._status.Get_tag(), self._status.Get_count(self._byte)
         if not 0 <= count <= MAX_PACKET:
             raise ProtocolError(f"a message of {count} bytes from rank {peer}; packets have at most {MAX_PACKET}")
-        self._comm.Recv([self._buffer, count, MPI.BYTE], source=peer, tag=tag)
+        self._comm.Recv([self._buffer, count, self._byte], source=peer, tag=tag)
         try:
             stream = Stream(tag)
         except ValueError:

@@ -62,6 +62,8 @@ class OrderedAgreement:
         self._reducer = VoteReducer([*self._children, self.rank])
         self._most_open = self._limits.max_open_rounds * (len(self._children) + 1)
         self._outboxes: dict[int, deque[tuple[Stream, bytes]]] = {peer: deque() for peer in self._peers}
+        self._unsent = 0
+        """Packets in the outboxes."""
         self._commits: list[Commit] = []
         self._timed_out: list[Round] = []
         self._closed_children: set[int] = set()
@@ -84,7 +86,7 @@ class OrderedAgreement:
 
     @property
     def pending_sends(self) -> int:
-        return self._transport.pending() + sum(map(len, self._outboxes.values()))
+        return self._transport.pending() + self._unsent
 
     def digest(self) -> str:
         return self._ledger.digest()
@@ -156,27 +158,33 @@ class OrderedAgreement:
     def _send(self, peer: int, packet: Packet) -> None:
         stream = Stream.EVENTS if peer == self._parent else Stream.UPDATES
         self._outboxes[peer].append((stream, pack(packet)))
+        self._unsent += 1
 
     def _fan_out(self, packet: Packet) -> None:
+        update = (Stream.UPDATES, pack(packet))
         for child in self._children:
-            self._send(child, packet)
+            self._outboxes[child].append(update)
+        self._unsent += len(self._children)
 
     def _flush(self) -> None:
         """Hand packets to the transport as far as it may have more in flight, peers in turn."""
-        waiting = [outbox for outbox in self._outboxes.items() if outbox[1]]
-        if not waiting:
+        if not self._unsent:
             return
+        waiting = [outbox for outbox in self._outboxes.items() if outbox[1]]
         room = self._limits.max_pending_sends - self._transport.pending()
         while waiting and room > 0:
             for peer, outbox in waiting[:room]:
                 stream, data = outbox.popleft()
                 self._transport.send(peer, stream, data)
+                self._unsent -= 1
                 self.counters.sent += 1
                 room -= 1
             waiting = [outbox for outbox in waiting if outbox[1]]
 
     def _pass_on(self) -> None:
         """What the votes known here amount to: the coordinator commits, others report to theirs."""
+        if not self._reducer.has_ready:
+            return
         ready = self._reducer.take_ready()
         for round_ in ready.timed_out:  # before the votes: no vote may overtake its rank's timeout
             if self._parent is None:
@@ -267,6 +275,7 @@ class OrderedAgreement:
         text = str(error)
         self._failure = error
         for peer in self._peers:
+            self._unsent -= len(self._outboxes[peer])
             self._outboxes[peer].clear()
             self._send(peer, Packet(Kind.FAIL, self.rank, text=text))
 

@@ -62,6 +62,10 @@ class VoteReducer:
             one.timed_out = True
             self._timeouts.append(round_)
 
+    @property
+    def has_ready(self) -> bool:
+        return bool(self._complete or self._timeouts)
+
     def take_ready(self) -> Ready:
         """What can be said since the last time. Decided rounds are forgotten here."""
         timed_out, self._timeouts = self._timeouts, []
