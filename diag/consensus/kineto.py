@@ -7,7 +7,6 @@ On a device a collective is its kernel, which spins until the others have come, 
 from __future__ import annotations
 
 import bisect
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ _COLLECTIVE: Final = re.compile(r"^(?:(?:nccl|rccl)(?:Dev)?Kernel|(?:nccl|rccl|g
 _STEP: Final = re.compile(r"^ProfilerStep#(\d{1,12})$")
 _ONE_STEP: Final = 1_000_000
 """More collectives of a kind than a step has: numbers of two steps do not overlap."""
+_MOST_US: Final = 1e17
 _JOINED_NS: Final = 5_000
 """Kernels this close after one another are one piece of work."""
 
@@ -83,20 +83,13 @@ def _spans(events: Sequence[Any]) -> list[_Span]:
         if not isinstance(event, dict) or event.get("ph") != "X":
             continue
         start, took, name = event.get("ts"), event.get("dur", 0), event.get("name")
-        if not isinstance(name, str) or not all(isinstance(x, int | float) and math.isfinite(x) for x in (start, took)):
+        timed = all(isinstance(one, int | float) and 0 <= one < _MOST_US for one in (start, took))
+        if not timed or not isinstance(name, str):
             continue
         begin, args = int(start * 1000), event.get("args")  # type: ignore[operator]
-        if took >= 0:
-            spans.append(
-                _Span(
-                    begin,
-                    begin + int(took * 1000),
-                    name,
-                    str(event.get("cat", "")),
-                    str(event.get("tid", "")),
-                    args if isinstance(args, dict) else {},
-                )
-            )
+        span_args = args if isinstance(args, dict) else {}
+        end, category, thread = begin + int(took * 1000), str(event.get("cat", "")), str(event.get("tid", ""))
+        spans.append(_Span(begin, end, name, category, thread, span_args))
     return spans
 
 

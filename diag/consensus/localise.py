@@ -212,7 +212,7 @@ def _elsewhere(subject: Analysis) -> Verdict:
     costly = [
         f"the calls of {_name(one)} take {one.most_share:.0%} of a rank, though no rank is late" for one in inside
     ]
-    if not subject.waits and subject.arm.mode == "none":
+    if subject.arm.mode == "none":
         costly.append("nothing is agreed on in this arm")
     if found is None:
         largest = max(subject.waits.values(), key=_lost, default=None)

@@ -1,9 +1,9 @@
 """What of a pipeline's waits is its structure: stages finish one after the other, so in any meeting the early ones wait
 for the late ones by as much as these come later. What is above that came with the arm.
 
-The stages' own offsets are those of the control: how much later a stage's forward of a request ends than another's,
-where the ranks share a clock; else the sum of the forward times of the stages between. Without a control, an arm's own
-meetings tell what is in each of them from what varies.
+A stage's own offset is what a batch needs to come through: the forward times of the stages between, in the control. It
+needs no joined clocks, and has no queue in it. Without a control, an arm's own meetings tell what is in each of them
+from what varies.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atom.diag.consensus.lifecycle import lifecycle, rounds_of
-from atom.diag.consensus.model import Recording, Round
-from atom.diag.consensus.waits import GroupWaits
+from atom.diag.consensus.model import Recording
+from atom.diag.consensus.waits import GroupWaits, work_between_calls
 
 __all__ = ["Offsets", "Structure", "own_offsets", "stage_offsets", "structure"]
 
@@ -41,31 +40,17 @@ class Structure:
 
 def stage_offsets(control: Recording) -> Offsets | None:
     """From what a control recorded of its forwards; None without any."""
-    if control.one_clock:
-        ends: dict[Round, dict[int, int]] = {}
-        for trace in control.ranks:
-            for round_, times in rounds_of(trace).items():
-                if (t := times.get("forward_end")) is not None:
-                    ends.setdefault(round_, {})[trace.rank] = t
-        found = {}
-        for waiter in control.ranks:
-            for late in control.ranks:
-                gaps = [
-                    some[late.rank] - some[waiter.rank]
-                    for some in ends.values()
-                    if late.rank in some and waiter.rank in some
-                ]
-                if gaps and late.rank != waiter.rank:
-                    found[waiter.rank, late.rank] = max(float(np.median(gaps)) / 1e9, 0.0)
-        if found:
-            return Offsets(found, f"how much later the forward of a request ends there in {control.label}")
-    forward = lifecycle(control).get("context forward", {})
     stage = {trace.rank: trace.stage for trace in control.ranks}
-    per_stage = {stage[rank]: one.p50 for rank, one in forward.items() if one.p50 is not None}
-    if not per_stage:
+    pieces: dict[int, list[float]] = {}
+    for trace in control.ranks:
+        for work in work_between_calls(trace):
+            if work.what == "forward":
+                pieces.setdefault(trace.stage, []).append((work.end - work.start) / 1e9)
+    if not pieces:
         return None
+    forward = {at: float(np.median(some)) for at, some in pieces.items()}
     sums = {
-        (waiter, late): sum(one for at, one in per_stage.items() if stage[waiter] < at <= stage[late])
+        (waiter, late): sum(one for at, one in forward.items() if stage[waiter] < at <= stage[late])
         for waiter in stage
         for late in stage
         if waiter != late

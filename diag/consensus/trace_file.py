@@ -6,7 +6,6 @@ skipped, and no more than a bound of events is kept.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -221,8 +220,8 @@ def _optional(value: Any) -> int | None:
 
 
 def _amount(value: Any) -> float | None:
-    """A finite number that is not negative."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+    """A number that is not negative, and not absurd."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _MOST:
         return None
     return float(value)
 
