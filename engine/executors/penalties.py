@@ -39,7 +39,8 @@ class PenaltyState:
             self.add_output(token)
 
     def add_output(self, token: int) -> None:
-        self._counts[self._slot(token)] += 1.0
+        slot = self._slot(token)  # may replace the arrays
+        self._counts[slot] += 1.0
 
     @property
     def tokens(self) -> npt.NDArray[np.int64]:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atom.engine.executors.base import NewSequence
+from atom.engine.executors.penalties import PenaltyState
 from atom.engine.executors.random_draws import draw_key, uniform_draws
 from atom.engine.executors.sampler import Sampler
 from atom.engine.executors.sequence_table import SequenceState, SequenceTable
@@ -242,3 +243,9 @@ def test_plans_follow_a_changing_batch(kernels: CPUKernels, compiled: bool) -> N
     greedy = make_state(SamplingParams(temperature=0), [1], [], 1)
     assert sampler.sample(logits.repeat(2, 1), [greedy, state])[0] == [4, 4]
     assert sampler.sample(logits.repeat(1, 1), [greedy])[0] == [4]
+
+
+def test_penalties_count_any_number_of_distinct_tokens() -> None:
+    output = [token for token in range(300) for _ in range(1 + token % 2)]
+    state = PenaltyState(SamplingParams(frequency_penalty=0.5), [], output)
+    assert dict(zip(state.tokens.tolist(), state.counts.tolist(), strict=True)) == Counter(output)
