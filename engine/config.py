@@ -18,6 +18,8 @@ MAX_NUM_SEQS: Final = 65_536
 """State is allocated for each, so a number without bound is a number of gigabytes."""
 MAX_NUM_THREADS: Final = 1024
 MAX_DATA_PARALLEL_SIZE: Final = 64
+MAX_RANKS: Final = 64
+"""Workers of one core, tensor and pipeline parallel together."""
 MIN_DISPATCH_LOOKAHEAD: Final = 8
 """Requests that wait in a core beyond those that may run, so that the step in which some end has others to start."""
 EMBEDDED_MODEL: Final = "embedded"
@@ -102,11 +104,15 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelConfig:
-    """How many EngineCores, and who gets which request. What each then does on its own: `engine/dispatch.py` says when
-    a request leaves for a core."""
+    """How many EngineCores, who gets which request, and over how many workers each spreads its model.
+    `engine/dispatch.py` says when a request leaves for a core, `engine/models/shard.py` which worker holds what."""
 
     data_parallel_size: int = 1
-    """EngineCores, each a process with the whole model and a KV cache of its own."""
+    """EngineCores, each with the whole model and a KV cache of its own."""
+    tensor_parallel_size: int = 1
+    """Workers among which every layer is divided."""
+    pipeline_parallel_size: int = 1
+    """Stages, each with its share of the layers on `tensor_parallel_size` workers."""
     load_balance: LoadBalance = "least_requests"
     """`--dp-load-balance`."""
     dispatch_limit: int | None = None
@@ -118,8 +124,24 @@ class ParallelConfig:
             raise ConfigError(
                 f"--data-parallel-size must be from 1 to {MAX_DATA_PARALLEL_SIZE}, got {self.data_parallel_size}"
             )
+        for flag, size in (
+            ("--tensor-parallel-size", self.tensor_parallel_size),
+            ("--pipeline-parallel-size", self.pipeline_parallel_size),
+        ):
+            if not 1 <= size <= MAX_RANKS:
+                raise ConfigError(f"{flag} must be from 1 to {MAX_RANKS}, got {size}")
+        if self.num_ranks > MAX_RANKS:
+            raise ConfigError(
+                f"--tensor-parallel-size {self.tensor_parallel_size} times --pipeline-parallel-size "
+                f"{self.pipeline_parallel_size} must be at most {MAX_RANKS} workers, got {self.num_ranks}"
+            )
         if self.dispatch_limit is not None and self.dispatch_limit < 1:
             raise ConfigError(f"--dp-dispatch-limit must be at least 1, got {self.dispatch_limit}")
+
+    @property
+    def num_ranks(self) -> int:
+        """Workers of one core; 1: none, the core computes itself."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,6 +185,11 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.num_threads is not None and not 1 <= self.num_threads <= MAX_NUM_THREADS:
             raise ConfigError(f"--num-threads must be from 1 to {MAX_NUM_THREADS}, got {self.num_threads}")
+        if self.executor == "simulated" and self.parallel.num_ranks > 1:
+            raise ConfigError(
+                "--tensor-parallel-size and --pipeline-parallel-size must be 1 with --executor simulated, which has no "
+                "weights to divide"
+            )
 
     @property
     def max_open_sequences(self) -> int:

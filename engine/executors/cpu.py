@@ -8,7 +8,6 @@ and KV cache in bfloat16, with activations and sums in float32 where compiled ke
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable
@@ -19,14 +18,13 @@ import torch
 
 from atom.engine import envs
 from atom.engine.config import EngineConfig
-from atom.engine.errors import ConfigError
 from atom.engine.executors.base import Executor, SchedulerOutput, StepHandle, StepResult
+from atom.engine.executors.cpu_choices import choose_dtype, compute_threads, context_length
 from atom.engine.executors.kv_cache import KVCache, KVCacheShape, available_memory, choose_num_blocks
 from atom.engine.executors.model_runner import ModelRunner, choose_backend, create_backend
 from atom.engine.executors.sequence_table import SequenceTable
 from atom.engine.executors.torch_profile import TorchProfile
 from atom.engine.kernels.bindings import CPUKernels, KernelsUnavailableError
-from atom.engine.loading.describe import describe_model
 from atom.engine.loading.weights import LoadedModel, load_model
 from atom.engine.models.config import TransformerConfig
 
@@ -65,18 +63,17 @@ class CPUExecutor(Executor):
             raise
 
     def _start(self) -> int:
-        cpus = len(os.sched_getaffinity(0)) // self._config.parallel.data_parallel_size
-        threads = self._config.num_threads or max(1, cpus)
+        threads = compute_threads(self._config)
         why_torch = self._open_kernels(threads)
-        dtype, dtype_reason = _choose_dtype(self._config)
+        dtype, dtype_reason = choose_dtype(self._config)
         loaded = load_model(self._config.model, dtype=dtype)
         architecture = loaded.transformer_config
-        max_model_len = _context_length(self._config, architecture)
+        max_model_len = context_length(self._config, architecture)
         # Compiled kernels have threads of their own; torch's would spin beside them after every small operation.
         self._torch_threads = torch.get_num_threads()
         torch.set_num_threads(threads if self._kernels is None else 1)
         cache = self._allocate_cache(architecture, dtype, max_model_len)
-        kind, reason = choose_backend(loaded.model, self._kernels, self._choice)
+        kind, reason = choose_backend(architecture, dtype, self._kernels, self._choice)
         parameters = architecture.num_parameters
         backend = create_backend(kind, loaded.model, cache, self._kernels, max_model_len)
         scheduler = self._config.scheduler
@@ -199,27 +196,6 @@ class CPUExecutor(Executor):
                         failure = error
                 if failure is not None:
                     future.set_exception(failure)
-
-
-def _choose_dtype(config: EngineConfig) -> tuple[torch.dtype, str]:
-    """The dtype of weights and cache. "auto": a decode step is bound by the bytes of the weights, so the smallest type
-    that loses nothing which matters."""
-    if config.model.dtype != "auto":
-        return getattr(torch, config.model.dtype), "--dtype"
-    description = describe_model(config.model.model, config.model.load_format)
-    checkpoint = description.config.dtype
-    if checkpoint is None:
-        return torch.bfloat16, "quantized checkpoint: bfloat16 rounds finer than its quantization, at half the bytes"
-    if checkpoint == "float16":
-        return torch.float32, "float16 checkpoint: float32 holds it exactly, and no CPU kernel takes float16"
-    return getattr(torch, checkpoint), "the checkpoint's own"
-
-
-def _context_length(config: EngineConfig, architecture: TransformerConfig) -> int:
-    limit, wanted = architecture.context_length, config.model.max_model_len
-    if wanted is not None and wanted > limit:
-        raise ConfigError(f"--max-model-len {wanted} exceeds the model's context length {limit}")
-    return wanted or limit
 
 
 def _describe(loaded: LoadedModel, cache: KVCache, max_model_len: int) -> dict[str, Any]:

@@ -14,6 +14,10 @@ def create_executor(config: EngineConfig) -> Executor:
 
         return SimulatedExecutor(config)
     if config.executor in ("auto", "cpu"):
+        if config.parallel.num_ranks > 1:
+            from atom.engine.executors.parallel import ParallelExecutor
+
+            return ParallelExecutor(config)
         from atom.engine.executors.cpu import CPUExecutor
 
         return CPUExecutor(config)

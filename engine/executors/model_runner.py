@@ -8,7 +8,7 @@ belong to `cpu.py`. Shape legend: t tokens of the step, n sampled rows, d hidden
 from __future__ import annotations
 
 import time
-from typing import Final, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -20,20 +20,19 @@ from atom.engine.executors.attention import (
 )
 from atom.engine.executors.base import SchedulerOutput, StepResult
 from atom.engine.executors.kv_cache import KVCache
-from atom.engine.executors.logprobs import token_logprobs
+from atom.engine.executors.prompt_logprobs import extend_prompt_logprobs
 from atom.engine.executors.sampler import Sampler
 from atom.engine.executors.sequence_table import SequenceTable
 from atom.engine.executors.step_batch import StepBatch, build_batch
 from atom.engine.kernels.bindings import DTYPES, MAX_GROUP, MAX_HEAD_DIM, CPUKernels
 from atom.engine.kernels.decoder import FusedDecoder, why_not_fused
 from atom.engine.messages import DeviceTimes, TokenLogprobs
+from atom.engine.models.config import TransformerConfig
 from atom.engine.models.decoder import DecoderLM
 
 __all__ = ["Backend", "ModelRunner", "choose_backend", "create_backend"]
 
 BackendKind = Literal["fused", "attention", "torch"]
-PROMPT_LOGPROB_ROWS: Final = 64
-"""Prompt rows whose logits exist at a time: 64 rows of 150,000 words are 38 MB."""
 
 
 class Backend(Protocol):
@@ -97,17 +96,19 @@ class TorchBackend:
 
 
 def choose_backend(
-    model: DecoderLM, kernels: CPUKernels | None, wanted: Literal["auto", "attention", "torch"]
+    config: TransformerConfig,
+    dtype: torch.dtype,
+    kernels: CPUKernels | None,
+    wanted: Literal["auto", "attention", "torch"],
 ) -> tuple[BackendKind, str]:
     """The best backend that can run the model, and a sentence why it is not a better one ("" for the best)."""
     if wanted == "torch" or kernels is None:
         return "torch", "compiled kernels are off" if wanted == "torch" else "compiled kernels are unavailable"
-    config = model.config
-    reason = why_not_fused(config, model.dtype) if wanted == "auto" else "asked for"
+    reason = why_not_fused(config, dtype) if wanted == "auto" else "asked for"
     if reason is None:
         return "fused", ""
     group = config.num_heads // config.num_kv_heads
-    if model.dtype in DTYPES and config.head_dim <= MAX_HEAD_DIM and group <= MAX_GROUP:
+    if dtype in DTYPES and config.head_dim <= MAX_HEAD_DIM and group <= MAX_GROUP:
         return "attention", f"no fused decoder: {reason}"
     return "torch", f"no compiled kernels: {reason}"
 
@@ -144,7 +145,7 @@ class ModelRunner:
     def run(self, output: SchedulerOutput) -> StepResult:
         """Execute one step."""
         t0 = time.perf_counter()
-        self._take_changes(output)
+        self._table.take_changes(output)
         if not output.seq_ids:
             return StepResult(output.step, [], [])
         batch = build_batch(output, self._table, self._block_size)
@@ -153,7 +154,11 @@ class ModelRunner:
         logits_nv, hidden_td = self._backend.forward(batch, want_hidden)
         t2 = time.perf_counter()
         tokens, logprobs = self._sampler.sample(logits_nv, batch.sampling) if batch.sampling else ([], {})
-        prompt_logprobs = {} if hidden_td is None else self._prompt_logprobs(output, batch, hidden_td)
+        prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
+        if hidden_td is not None:
+            prompt_logprobs = extend_prompt_logprobs(
+                output, batch, self._table, hidden_td, self._backend.compute_logits
+            )
         for state, token in zip(batch.sampling, tokens, strict=True):
             self._table.append_token(state, token)
         t3 = time.perf_counter()
@@ -171,35 +176,3 @@ class ModelRunner:
             seconds=t3 - t0,
             device_times=device_times,
         )
-
-    def _take_changes(self, output: SchedulerOutput) -> None:
-        for seq_id in output.released:
-            self._table.release(seq_id)
-        for new in output.new_sequences:
-            self._table.add(new)
-        for seq_id, block_ids in output.new_block_ids.items():
-            self._table.append_blocks(seq_id, block_ids)
-
-    def _prompt_logprobs(
-        self, output: SchedulerOutput, batch: StepBatch, hidden_td: torch.Tensor
-    ) -> dict[int, list[TokenLogprobs | None]]:
-        """Extend the lists of this step's prompt chunks; return those that are complete."""
-        complete: dict[int, list[TokenLogprobs | None]] = {}
-        for i, state in enumerate(batch.states):
-            if not state.wants_prompt_logprobs:
-                continue
-            first, computed = int(batch.query_start[i]), output.num_computed_tokens[i]
-            end = computed + output.num_new_tokens[i]
-            # The last prompt position predicts an output token, which is not part of the prompt.
-            count = min(end, state.num_prompt_tokens - 1) - computed
-            targets = self._table.history[state.row, computed + 1 : computed + 1 + count]
-            num_top = state.params.prompt_logprobs or 0
-            for start in range(0, count, PROMPT_LOGPROB_ROWS):
-                stop = min(start + PROMPT_LOGPROB_ROWS, count)
-                logits_nv = self._backend.compute_logits(hidden_td[first + start : first + stop])
-                chosen = torch.from_numpy(targets[start:stop]).long()
-                state.prompt_logprobs.extend(token_logprobs(logits_nv, chosen, [num_top] * (stop - start)))
-            if end >= state.num_prompt_tokens:
-                complete[state.seq_id] = state.prompt_logprobs
-                state.prompt_logprobs, state.wants_prompt_logprobs = [], False
-        return complete

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from atom.engine.executors.base import NewSequence
+from atom.engine.executors.base import NewSequence, SchedulerOutput
 from atom.engine.executors.penalties import PenaltyState
 from atom.engine.executors.random_draws import draw_key
 from atom.engine.messages import TokenLogprobs
@@ -62,6 +62,18 @@ class SequenceTable:
 
     def __getitem__(self, seq_id: int) -> SequenceState:
         return self._states[seq_id]
+
+    def get(self, seq_id: int) -> SequenceState | None:
+        return self._states.get(seq_id)
+
+    def take_changes(self, output: SchedulerOutput) -> None:
+        """What a step ends, begins and extends."""
+        for seq_id in output.released:
+            self.release(seq_id)
+        for new in output.new_sequences:
+            self.add(new)
+        for seq_id, block_ids in output.new_block_ids.items():
+            self.append_blocks(seq_id, block_ids)
 
     def add(self, new: NewSequence) -> None:
         assert new.seq_id not in self._states, new.seq_id

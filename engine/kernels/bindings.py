@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_int64, c_void_p
 from functools import lru_cache
-from typing import Final
+from typing import Final, Literal
 
 import torch
 
@@ -106,6 +106,9 @@ _SIGNATURES: Final = {
     "atom_workspace": (c_int64, [POINTER(Model), c_int64, c_int]),
     "atom_decoder_step": (c_int, [c_void_p, POINTER(Model), POINTER(Batch), c_void_p, c_void_p, c_void_p]),
     "atom_decoder_logits": (None, [c_void_p, POINTER(Model), c_void_p, c_int64, c_void_p, c_void_p]),
+    "atom_layers": (c_int, [c_void_p, POINTER(Model), POINTER(Batch), c_void_p, c_void_p]),
+    "atom_half_layer": (c_int, [c_void_p, POINTER(Model), POINTER(Batch), c_int64, c_int64, *[c_void_p] * 3]),
+    "atom_embed": (None, [c_void_p, POINTER(Model), c_void_p, c_int64, c_void_p]),
     "atom_argmax": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
     "atom_filter": (c_int, [c_void_p, c_void_p, c_int64, c_int64, *[c_void_p] * 4]),
     "atom_sample": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
@@ -219,6 +222,30 @@ class CPUKernels:
             workspace.data_ptr(),
             logits_nv.data_ptr(),
         )
+
+    def layers(self, model: Model, batch: Batch, x_td: torch.Tensor, workspace: torch.Tensor) -> None:
+        """All layers of `model` over `x_td`, in place. Float32, contiguous."""
+        if self._lib.atom_layers(self._pool, byref(model), byref(batch), x_td.data_ptr(), workspace.data_ptr()):
+            raise MemoryError("attention tiles")
+
+    def half_layer(
+        self,
+        model: Model,
+        batch: Batch,
+        layer: int,
+        half: Literal["attention", "mlp"],
+        x_td: torch.Tensor,
+        out_td: torch.Tensor,
+        workspace: torch.Tensor,
+    ) -> None:
+        """What half of a layer would add to `x_td`, into `out_td`: this rank's part of it. Float32, contiguous."""
+        pointers = [tensor.data_ptr() for tensor in (x_td, out_td, workspace)]
+        if self._lib.atom_half_layer(self._pool, byref(model), byref(batch), layer, half == "mlp", *pointers):
+            raise MemoryError("attention tiles")
+
+    def embed(self, model: Model, token_ids_t: torch.Tensor, out_td: torch.Tensor) -> None:
+        """Rows of the embedding, zeros for negative ids. Int32 and float32, contiguous."""
+        self._lib.atom_embed(self._pool, byref(model), token_ids_t.data_ptr(), token_ids_t.shape[0], out_td.data_ptr())
 
     def argmax(self, logits_nv: torch.Tensor) -> torch.Tensor:
         """Index of each row's largest logit, int64 `[n]`; ties to the lowest. Float32, contiguous."""

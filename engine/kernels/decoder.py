@@ -21,11 +21,10 @@ from atom.engine.kernels.bindings import (
     CPUKernels,
     Layer,
     Model,
-    Weight,
 )
+from atom.engine.kernels.packing import LayerPacker
 from atom.engine.models.config import TransformerConfig
-from atom.engine.models.decoder import DecoderLayer, DecoderLM
-from atom.engine.models.layers import Linear
+from atom.engine.models.decoder import DecoderLM
 
 __all__ = ["FusedDecoder", "why_not_fused"]
 
@@ -52,19 +51,19 @@ class FusedDecoder:
         config = model.config
         self._kernels = kernels
         self._cache = cache
-        self._arena = WeightArena()
-        self._tensors: list[torch.Tensor] = []  # what the structs point to
+        packer = LayerPacker(kernels, cache, WeightArena())
+        self._packer = packer  # holds what the structs point to
         self._dtype = model.dtype
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
-        embedding = None if config.tie_word_embeddings else self._keep(model.embed_vd.contiguous())
-        lm_head = self._pack(_linear(model.lm_head))
+        embedding = None if config.tie_word_embeddings else packer.keep(model.embed_vd.contiguous())
+        lm_head = packer.pack(model.lm_head)
         model.lm_head = model.embed_vd = None  # type: ignore[assignment]
-        cos_pj, sin_pj = self._angles(model, max_model_len)
+        cos_pj, sin_pj = model.rotary.cos_sin(torch.arange(max_model_len + 1), torch.float32)
         self._layers = (Layer * config.num_layers)()
         for index, layer in enumerate(model.layers):
-            self._layers[index] = self._pack_layer(layer, config)
-        final_norm = self._float(model.norm.weight)
+            self._layers[index] = packer.pack_layer(layer, config.intermediate_size)
+        final_norm = packer.keep_float(model.norm.weight)
         model.layers.clear()
         self._model = Model(
             num_layers=config.num_layers,
@@ -77,8 +76,8 @@ class FusedDecoder:
             embed_scale=1.0,
             attention=attention,
             embedding=embedding,
-            cos=cos_pj,
-            sin=sin_pj,
+            cos=packer.keep_float(cos_pj),
+            sin=packer.keep_float(sin_pj),
             final_norm=final_norm,
             lm_head=lm_head,
             layers=ctypes.cast(self._layers, ctypes.POINTER(Layer)),
@@ -87,7 +86,7 @@ class FusedDecoder:
 
     @property
     def weight_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors)
+        return self._packer.num_bytes
 
     def step(self, batch: Batch, logits_nv: torch.Tensor, hidden_td: torch.Tensor | None = None) -> None:
         """Fill `logits_nv` for the batch's logits rows, and `hidden_td` for every token if given; both float32."""
@@ -105,43 +104,3 @@ class FusedDecoder:
         needed = self._kernels.workspace_floats(self._model, tokens)
         if needed > self._workspace.numel():
             self._workspace = torch.empty(needed)
-
-    def _pack_layer(self, layer: DecoderLayer, config: TransformerConfig) -> Layer:
-        gate_up, inner = _linear(layer.gate_up_proj), config.intermediate_size
-        gate_bias, up_bias = (None, None) if gate_up.bias is None else (gate_up.bias[:inner], gate_up.bias[inner:])
-        packed = Layer(
-            qkv=self._pack(_linear(layer.qkv_proj)),
-            o=self._pack(_linear(layer.o_proj)),
-            gate=self._pack(Linear(gate_up.weight[:inner], gate_bias)),
-            up=self._pack(Linear(gate_up.weight[inner:], up_bias)),
-            down=self._pack(_linear(layer.down_proj)),
-            input_norm=self._float(layer.input_norm.weight),
-            post_norm=self._float(layer.post_attention_norm.weight),
-            q_norm=None if layer.q_norm is None else self._float(layer.q_norm.weight),
-            k_norm=None if layer.k_norm is None else self._float(layer.k_norm.weight),
-            k_cache=self._cache.keys[layer.index].data_ptr(),
-            v_cache=self._cache.values[layer.index].data_ptr(),
-        )
-        layer.qkv_proj = layer.o_proj = layer.gate_up_proj = layer.down_proj = None  # type: ignore[assignment]
-        return packed
-
-    def _pack(self, linear: Linear) -> Weight:
-        n, k = linear.weight.shape
-        bias = None if linear.bias is None else self._float(linear.bias)
-        return Weight(self._keep(self._kernels.pack(linear.weight, self._arena)), bias, n, k)
-
-    def _angles(self, model: DecoderLM, max_model_len: int) -> tuple[int, int]:
-        cos_p1j, sin_p1j = model.rotary.cos_sin(torch.arange(max_model_len + 1), torch.float32)
-        return self._float(cos_p1j), self._float(sin_p1j)
-
-    def _float(self, tensor: torch.Tensor) -> int:
-        return self._keep(tensor.to(torch.float32).contiguous())
-
-    def _keep(self, tensor: torch.Tensor) -> int:
-        self._tensors.append(tensor)
-        return tensor.data_ptr()
-
-
-def _linear(projection: object) -> Linear:
-    assert isinstance(projection, Linear)
-    return projection

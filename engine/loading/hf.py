@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from atom.engine.errors import ModelLoadError
 from atom.engine.loading.source import read_json
+from atom.engine.models.shard import Part
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
@@ -42,15 +43,20 @@ class SafetensorsSource:
     def origin(self, name: str) -> str:
         return str(self._files[name])
 
-    def read_into(self, name: str, target: torch.Tensor) -> None:
+    def read_into(self, name: str, target: torch.Tensor, part: Part | None = None) -> None:
         """Copy from the mapped file. Raises `ModelLoadError` for a dtype that is no float."""
         path = self._files[name]
         if self._dtypes[name] not in _FLOATS:
             raise ModelLoadError(
                 f"{path}: tensor {name} has dtype {self._dtypes[name]}; supported are {', '.join(sorted(_FLOATS))}"
             )
+        handle = self._handles[path]
         try:
-            target.copy_(self._handles[path].get_tensor(name))
+            if part is None:
+                target.copy_(handle.get_tensor(name))
+            else:
+                rows = slice(part.start, part.stop)
+                target.copy_(handle.get_slice(name)[rows if part.dimension == 0 else (slice(None), rows)])
         except SafetensorError as error:
             raise ModelLoadError(f"{path}: tensor {name} cannot be read: {error}") from None
 

@@ -7,12 +7,15 @@ weights, so there are never more than a few tensors beside the model.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from atom.engine.config import DType, ModelConfig
@@ -24,8 +27,10 @@ from atom.engine.loading.gguf_file import GGUFFile
 from atom.engine.loading.hf import SafetensorsSource
 from atom.engine.loading.source import resolve_model
 from atom.engine.models.config import TransformerConfig
-from atom.engine.models.decoder import DecoderLM
+from atom.engine.models.decoder import DecoderLM, Reduce
 from atom.engine.models.registry import build_model
+from atom.engine.models.shard import Part, Shard
+from atom.engine.models.stage import DecoderStage
 
 TORCH_DTYPES: Final[dict[str, torch.dtype]] = {
     "float32": torch.float32,
@@ -55,9 +60,9 @@ class TensorSource(Protocol):
         """The file that holds the tensor."""
         ...
 
-    def read_into(self, name: str, target: torch.Tensor) -> None:
-        """Copy one tensor into `target`, which is contiguous, of the same shape and of any float dtype and device.
-        Called from several threads."""
+    def read_into(self, name: str, target: torch.Tensor, part: Part | None = None) -> None:
+        """Copy one tensor, or a part of it, into `target`, which is contiguous, of the same shape and of any float
+        dtype and device. Called from several threads."""
         ...
 
 
@@ -78,10 +83,31 @@ class GGUFSource:
     def origin(self, name: str) -> str:
         return str(self._file.path)
 
-    def read_into(self, name: str, target: torch.Tensor) -> None:
+    def read_into(self, name: str, target: torch.Tensor, part: Part | None = None) -> None:
+        pieces = read_gguf_tensor(self._file, self._config, name)
         flat = target.view(-1)
-        for start, values in read_gguf_tensor(self._file, self._config, name):
-            flat[start : start + len(values)].copy_(torch.from_numpy(values))
+        if part is not None and part.dimension == 1:
+            self._read_columns(name, target, part, pieces)
+            return
+        width = math.prod(target.shape[1:])
+        skip = 0 if part is None else part.start * width
+        for start, values in pieces:
+            first, last = max(start, skip), min(start + len(values), skip + len(flat))
+            if first < last:
+                flat[first - skip : last - skip].copy_(torch.from_numpy(values[first - start : last - start]))
+
+    def _read_columns(
+        self, name: str, target: torch.Tensor, part: Part, pieces: Iterator[tuple[int, npt.NDArray[np.float32]]]
+    ) -> None:
+        """Pieces end anywhere: what is left of a row waits for the rest of it."""
+        width, row = self.shapes()[name][1], 0
+        left = np.empty(0, np.float32)
+        for _, piece in pieces:
+            values = np.concatenate((left, piece))
+            rows, rest = divmod(len(values), width)
+            whole = values[: rows * width].reshape(rows, width)
+            target[row : row + rows].copy_(torch.from_numpy(whole[:, part.start : part.stop]))
+            left, row = values[len(values) - rest :], row + rows
 
 
 def load_model(
@@ -92,40 +118,69 @@ def load_model(
     `dtype`: of the weights and the computation; None: what `model_config.dtype` and the checkpoint say
     (`resolve_dtype`). Raises `ModelLoadError`, one line that names the file and the tensor or field at fault.
     """
+    checkpoint = _open(model_config)
+    config = checkpoint.description.config
+    target_dtype = dtype or resolve_dtype(model_config.dtype, config)
+    # Worker threads cannot write into tensors that were made in the caller's inference mode.
+    with torch.inference_mode(False):
+        checkpoint.check_shapes()
+        model = build_model(config, target_dtype, torch.device(device))
+        checkpoint.fill([(name, None, view) for name, view in model.checkpoint_views().items()], model_config.seed)
+    description = checkpoint.description
+    return LoadedModel(model, config, description.eos_token_ids, model_config.served_model_name or description.name)
+
+
+def load_stage(model_config: ModelConfig, dtype: torch.dtype, shard: Shard, reduce: Reduce) -> DecoderStage:
+    """Load one rank's part of the model on the CPU; nothing else of it is ever in memory. Raises as `load_model`."""
+    checkpoint = _open(model_config)
+    config = checkpoint.description.config
+    with torch.inference_mode(False):
+        checkpoint.check_shapes()
+        try:
+            stage = DecoderStage(config, shard, dtype, torch.device("cpu"), reduce)
+        except RuntimeError as error:
+            raise ModelLoadError(f"{shard.name} cannot allocate its weights: {error}") from None
+        checkpoint.fill(stage.checkpoint_parts(), model_config.seed)
+    return stage
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """A model's description and where its tensors come from; None: they are made up."""
+
+    description: ModelDescription
+    tensors: TensorSource | None
+
+    def check_shapes(self) -> None:
+        config = self.description.config
+        if self.tensors is not None:
+            _check_shapes(self.tensors, _skeleton(config).checkpoint_views(), config, str(self.description.source.path))
+
+    def fill(self, parts: Sequence[tuple[str, Part | None, torch.Tensor]], seed: int) -> None:
+        if self.tensors is None:
+            fill_dummy(parts, _skeleton(self.description.config).checkpoint_views(), seed)
+            return
+        tensors = self.tensors
+        with ThreadPoolExecutor(min(MAX_LOAD_THREADS, len(os.sched_getaffinity(0))), "load") as pool:
+            for _ in pool.map(lambda item: tensors.read_into(item[0], item[2], item[1]), parts):
+                pass
+
+
+def _open(model_config: ModelConfig) -> _Checkpoint:
     source = resolve_model(model_config.model, model_config.load_format)
     file = GGUFFile(source.path) if source.kind == "gguf" else None
     description: ModelDescription = (
         describe_gguf(source, file) if file else describe_model(model_config.model, model_config.load_format)
     )
+    if model_config.load_format == "dummy" or source.kind == "preset":
+        return _Checkpoint(description, None)
     config = description.config
-    target_dtype = dtype or resolve_dtype(model_config.dtype, config)
-    target_device = torch.device(device)
-    # Worker threads cannot write into tensors that were made in the caller's inference mode.
-    with torch.inference_mode(False):
-        if model_config.load_format == "dummy" or source.kind == "preset":
-            model = build_model(config, target_dtype, target_device)
-            fill_dummy(model.checkpoint_views(), model_config.seed)
-        else:
-            tensors: TensorSource = GGUFSource(file, config) if file else SafetensorsSource(source.path)
-            model = _load(tensors, config, target_dtype, target_device, str(source.path))
-    return LoadedModel(model, config, description.eos_token_ids, model_config.served_model_name or description.name)
+    return _Checkpoint(description, GGUFSource(file, config) if file else SafetensorsSource(source.path))
 
 
 def resolve_dtype(dtype: DType, config: TransformerConfig) -> torch.dtype:
     """`--dtype`; with "auto" the checkpoint's own, or float32 where it does not say (GGUF)."""
     return TORCH_DTYPES[(config.dtype or "float32") if dtype == "auto" else dtype]
-
-
-def _load(
-    tensors: TensorSource, config: TransformerConfig, dtype: torch.dtype, device: torch.device, origin: str
-) -> DecoderLM:
-    _check_shapes(tensors, _skeleton(config).checkpoint_views(), config, origin)
-    model = build_model(config, dtype, device)
-    views = model.checkpoint_views()
-    with ThreadPoolExecutor(min(MAX_LOAD_THREADS, len(os.sched_getaffinity(0))), "load") as pool:
-        for _ in pool.map(tensors.read_into, views.keys(), views.values()):
-            pass
-    return model
 
 
 def _skeleton(config: TransformerConfig) -> DecoderLM:

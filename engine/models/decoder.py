@@ -18,12 +18,30 @@ from atom.engine.models.layers import Linear, RMSNorm, silu_and_mul
 from atom.engine.models.rope import RotaryEmbedding, apply_rope
 
 Projection = Callable[[torch.Tensor], torch.Tensor]
+Reduce = Callable[[torch.Tensor], torch.Tensor]
+"""Sums what the ranks of a group computed, each from its part of a weight."""
+
+
+def whole(x_td: torch.Tensor) -> torch.Tensor:
+    """The `Reduce` of weights that are not divided."""
+    return x_td
 
 
 class DecoderLayer:
     """Attention and MLP, each behind an RMSNorm and added to the residual stream."""
 
-    def __init__(self, config: TransformerConfig, index: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        index: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        cache_index: int | None = None,
+        reduce: Reduce = whole,
+    ) -> None:
+        """`cache_index`: the layer's number in the cache, where that does not begin with the model's first layer."""
+
         def linear(out_features: int, in_features: int, bias: bool) -> Linear:
             return Linear(
                 torch.empty(out_features, in_features, dtype=dtype, device=device),
@@ -35,6 +53,8 @@ class DecoderLayer:
 
         d, k = config.hidden_size, config.head_dim
         self.index = index
+        self.cache_index = index if cache_index is None else cache_index
+        self._reduce = reduce
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = k
@@ -50,8 +70,9 @@ class DecoderLayer:
     def __call__(
         self, x_td: torch.Tensor, cos_t1j: torch.Tensor, sin_t1j: torch.Tensor, attention: AttentionContext
     ) -> torch.Tensor:
-        x_td = x_td + self._attend(self.input_norm(x_td), cos_t1j, sin_t1j, attention)
-        return x_td + self.down_proj(silu_and_mul(self.gate_up_proj(self.post_attention_norm(x_td))))
+        x_td = x_td + self._reduce(self._attend(self.input_norm(x_td), cos_t1j, sin_t1j, attention))
+        mlp_td = self.down_proj(silu_and_mul(self.gate_up_proj(self.post_attention_norm(x_td))))
+        return x_td + self._reduce(mlp_td)
 
     def _attend(
         self, x_td: torch.Tensor, cos_t1j: torch.Tensor, sin_t1j: torch.Tensor, attention: AttentionContext
@@ -64,7 +85,7 @@ class DecoderLayer:
         else:
             qk_tnk = apply_rope(qkv_tnk[:, : h + g], cos_t1j, sin_t1j)
             q_thk, k_tgk = qk_tnk[:, :h], qk_tnk[:, h:]
-        out_thk = attention.attend(self.index, q_thk, k_tgk, qkv_tnk[:, h + g :])
+        out_thk = attention.attend(self.cache_index, q_thk, k_tgk, qkv_tnk[:, h + g :])
         return self.o_proj(out_thk.reshape(x_td.shape[0], h * self.head_dim))
 
 
@@ -119,11 +140,12 @@ class DecoderLM:
         if not self.config.tie_word_embeddings:
             views |= _linear_views("lm_head", self.lm_head)
         for layer in self.layers:
-            views |= _layer_views(layer, self.config)
+            views |= layer_views(layer, self.config)
         return views
 
 
-def _layer_views(layer: DecoderLayer, config: TransformerConfig) -> dict[str, torch.Tensor]:
+def layer_views(layer: DecoderLayer, config: TransformerConfig) -> dict[str, torch.Tensor]:
+    """`checkpoint_views` of one layer. `config` has the sizes that the layer was made with."""
     prefix = f"model.layers.{layer.index}"
     q, kv, i = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.intermediate_size
     views = {

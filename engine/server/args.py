@@ -65,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_server(parser.add_argument_group("server"))
     _add_model(parser)
     _add_cache_and_scheduler(parser.add_argument_group("cache and scheduler"))
-    _add_parallel(parser.add_argument_group("data parallelism"))
+    _add_parallel(parser.add_argument_group("parallelism"))
     _add_executor(parser.add_argument_group("executor"))
     return parser
 
@@ -187,6 +187,22 @@ def _add_parallel(group: argparse._ArgumentGroup) -> None:
     default = ParallelConfig()
     add = group.add_argument
     add(
+        "--tensor-parallel-size",
+        "-tp",
+        type=_integer,
+        default=default.tensor_parallel_size,
+        metavar="N",
+        help="workers of one EngineCore among which every layer is divided (default: %(default)s)",
+    )
+    add(
+        "--pipeline-parallel-size",
+        "-pp",
+        type=_integer,
+        default=default.pipeline_parallel_size,
+        metavar="N",
+        help="stages of one EngineCore, each with its share of the layers (default: %(default)s)",
+    )
+    add(
         "--data-parallel-size",
         "-dp",
         type=_integer,
@@ -292,6 +308,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         ),
         parallel=ParallelConfig(
             data_parallel_size=args.data_parallel_size,
+            tensor_parallel_size=args.tensor_parallel_size,
+            pipeline_parallel_size=args.pipeline_parallel_size,
             load_balance=args.dp_load_balance,
             dispatch_limit=args.dp_dispatch_limit,
         ),

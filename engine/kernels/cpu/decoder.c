@@ -144,7 +144,8 @@ static void norm_rows(const step *s, int tid, const float *weight) {
     atom_barrier(s->pool);
 }
 
-static void run_layer(const step *s, int tid, const atom_layer *layer) {
+/* out = or += attention over norm(x), with its output projection. */
+static void attention_half(const step *s, int tid, const atom_layer *layer, float *out, epilogue how) {
     const atom_attention *at = &s->m->attention;
     int64_t t = s->b->num_tokens, d = s->m->hidden, heads = at->num_heads * at->head_dim;
     norm_rows(s, tid, layer->input_norm);
@@ -154,10 +155,20 @@ static void run_layer(const step *s, int tid, const atom_layer *layer) {
     atom_attend_tiles(s->pool, tid, at, s->b, s->tiles, s->num_tiles, s->qkv, s->ld_qkv, layer->k_cache, layer->v_cache,
                       s->attn, heads, s->scratch + tid * s->scratch_each);
     atom_barrier(s->pool);
-    linear(s, tid, &layer->o, s->attn, heads, t, s->x, d, ADD);
+    linear(s, tid, &layer->o, s->attn, heads, t, out, d, how);
+}
+
+/* out = or += the MLP of norm(x). */
+static void mlp_half(const step *s, int tid, const atom_layer *layer, float *out, epilogue how) {
+    int64_t t = s->b->num_tokens, d = s->m->hidden;
     norm_rows(s, tid, layer->post_norm);
     gate_up(s, tid, layer, t);
-    linear(s, tid, &layer->down, s->act, s->ld_act, t, s->x, d, ADD);
+    linear(s, tid, &layer->down, s->act, s->ld_act, t, out, d, how);
+}
+
+static void run_layer(const step *s, int tid, const atom_layer *layer) {
+    attention_half(s, tid, layer, s->x, ADD);
+    mlp_half(s, tid, layer, s->x, ADD);
 }
 
 static void run_step(void *arg, int tid) {
@@ -178,27 +189,103 @@ static void run_step(void *arg, int tid) {
     if (n) linear(s, tid, &m->lm_head, s->h, d, n, s->logits, m->vocab, STORE);
 }
 
-/* logits [num_logits, vocab]; hidden [t, d] or null; workspace of atom_workspace floats. 0, or -1: memory is short. */
-int atom_decoder_step(atom_pool *pool, const atom_model *m, const atom_batch *b, float *workspace, float *logits,
-                      float *hidden) {
+/* Parts of the workspace and tiles of a step; the caller frees the tiles. 0, or -1: memory is short. */
+static int lay_out(step *s, atom_pool *pool, const atom_model *m, const atom_batch *b, float *workspace) {
     int64_t t = b->num_tokens, heads = m->attention.num_heads * m->attention.head_dim;
     atom_tile *tiles = malloc((size_t)MAX(t, 1) * sizeof *tiles);
     if (!tiles) return -1;
-    step s = {.pool = pool, .m = m, .b = b, .logits = logits, .hidden = hidden, .tiles = tiles};
-    s.num_tiles = atom_make_tiles(&m->attention, b, tiles);
-    s.ld_qkv = round_up(qkv_width(&m->attention), NR);
-    s.ld_act = round_up(m->ffn, NR);
+    s->pool = pool, s->m = m, s->b = b, s->tiles = tiles;
+    s->num_tiles = atom_make_tiles(&m->attention, b, tiles);
+    s->ld_qkv = round_up(qkv_width(&m->attention), NR);
+    s->ld_act = round_up(m->ffn, NR);
     float *p = (float *)(((uintptr_t)workspace + 63) / 64 * 64);
-    s.scratch_each = thread_scratch(m);
-    s.scratch = p, p += atom_pool_size(pool) * s.scratch_each;
-    s.x = p, p += t * m->hidden;
-    s.h = p, p += t * m->hidden;
-    s.qkv = p, p += t * s.ld_qkv;
-    s.attn = p, p += t * heads;
-    s.act = p;
-    atom_pool_run(pool, run_step, &s);
-    free(tiles);
+    s->scratch_each = thread_scratch(m);
+    s->scratch = p, p += atom_pool_size(pool) * s->scratch_each;
+    s->x = p, p += t * m->hidden;
+    s->h = p, p += t * m->hidden;
+    s->qkv = p, p += t * s->ld_qkv;
+    s->attn = p, p += t * heads;
+    s->act = p;
     return 0;
+}
+
+/* logits [num_logits, vocab]; hidden [t, d] or null; workspace of atom_workspace floats. 0, or -1: memory is short. */
+int atom_decoder_step(atom_pool *pool, const atom_model *m, const atom_batch *b, float *workspace, float *logits,
+                      float *hidden) {
+    step s = {.logits = logits, .hidden = hidden};
+    if (lay_out(&s, pool, m, b, workspace)) return -1;
+    atom_pool_run(pool, run_step, &s);
+    free(s.tiles);
+    return 0;
+}
+
+typedef struct {
+    step s;
+    const atom_layer *layers;
+    int64_t count;
+} layers_task;
+
+static void run_layers(void *arg, int tid) {
+    layers_task *l = arg;
+    for (int64_t i = 0; i < l->count; i++) run_layer(&l->s, tid, &l->layers[i]);
+}
+
+/* A pipeline stage's layers over x [t, d], in place. 0, or -1: memory is short. */
+int atom_layers(atom_pool *pool, const atom_model *m, const atom_batch *b, float *x, float *workspace) {
+    layers_task l = {.layers = m->layers, .count = m->num_layers};
+    if (lay_out(&l.s, pool, m, b, workspace)) return -1;
+    l.s.x = x;
+    atom_pool_run(pool, run_layers, &l);
+    free(l.s.tiles);
+    return 0;
+}
+
+typedef struct {
+    step s;
+    const atom_layer *layer;
+    int64_t mlp;
+    float *out;
+} half_task;
+
+static void run_half(void *arg, int tid) {
+    half_task *h = arg;
+    (h->mlp ? mlp_half : attention_half)(&h->s, tid, h->layer, h->out, STORE);
+}
+
+/* Half of one layer over x [t, d], which is not added: ranks that hold parts of its weights first add up what each of
+ * them has in out [t, d]. 0, or -1: memory is short. */
+int atom_half_layer(atom_pool *pool, const atom_model *m, const atom_batch *b, int64_t layer, int64_t mlp, float *x,
+                    float *out, float *workspace) {
+    half_task h = {.layer = m->layers + layer, .mlp = mlp, .out = out};
+    if (lay_out(&h.s, pool, m, b, workspace)) return -1;
+    h.s.x = x;
+    atom_pool_run(pool, run_half, &h);
+    free(h.s.tiles);
+    return 0;
+}
+
+typedef struct {
+    atom_pool *pool;
+    const atom_model *m;
+    const int32_t *ids;
+    int64_t n;
+    float *out;
+} embed_task;
+
+static void run_embed(void *arg, int tid) {
+    embed_task *e = arg;
+    int64_t d = e->m->hidden;
+    FOR_EACH_ITEM(e->pool, tid, t, e->n) {
+        if (e->ids[t] < 0) memset(e->out + t * d, 0, (size_t)d * sizeof *e->out);
+        else embed_row(e->m, e->ids[t], e->out + t * d);
+    }
+    atom_barrier(e->pool);
+}
+
+/* Embeddings [n, d] of ids; zeros where an id is negative, which is a row that another rank holds. */
+void atom_embed(atom_pool *pool, const atom_model *m, const int32_t *ids, int64_t n, float *out) {
+    embed_task e = {pool, m, ids, n, out};
+    atom_pool_run(pool, run_embed, &e);
 }
 
 typedef struct {

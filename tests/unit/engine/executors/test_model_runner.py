@@ -132,8 +132,8 @@ def test_choice_of_backend(
 ) -> None:
     path = write_checkpoint(tmp_path / "model", tiny_config(**overrides))
     model = load_model(ModelConfig(model=str(path)), dtype=dtype).model
-    assert choose_backend(model, None, wanted)[0] == "torch"
-    chosen, why = choose_backend(model, kernels, wanted)
+    assert choose_backend(model.config, model.dtype, None, wanted)[0] == "torch"
+    chosen, why = choose_backend(model.config, model.dtype, kernels, wanted)
     assert chosen == kind
     assert reason in why
     assert bool(why) == (kind != "fused")
