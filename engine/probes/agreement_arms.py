@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,7 +37,7 @@ from atom.engine.transfer.scope import Scope, qualify
 from atom.engine.transfer.staged_blocking import StagedBlockingAgreement
 from atom.engine.transfer.startup import Descriptor, agree_on_start
 from atom.engine.transfer.topology import Topology
-from atom.engine.transfer.trace import TraceEnd, TraceHeader, TraceMode, TraceWriter, trace_path
+from atom.engine.transfer.trace import Trace, TraceEnd, TraceHeader, TraceMode, TraceWriter, trace_path
 from atom.engine.transfer.traced import TracedAgreement
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _header(config: ArmConfig, rank: int) -> tuple[TraceHeader, TraceMode]:
     return header, mode
 
 
-def _agree(world: MPI.Intracomm, everyone: MpiCollective, config: ArmConfig, mode: TraceMode, trace: Any) -> _Agreed:
+def _agree(world: MPI.Intracomm, everyone: MpiCollective, config: ArmConfig, mode: TraceMode, trace: Trace) -> _Agreed:
     """Every rank comes here at the same place; they find out whether they mean the same."""
     if mode == "none":
         return _Agreed(None, {}, None, [])
@@ -145,7 +145,6 @@ def _run(world: MPI.Intracomm, config: ArmConfig) -> int:
     rank = world.Get_rank()
     header, mode = _header(config, rank)
     trace = TraceWriter(trace_path(Path(config.trace_dir), rank), header)
-    end = TraceEnd(cpu_s=0.0, wall_s=0.0, wait_s={}, total=config.requests)
     agreed: _Agreed | None = None
     try:
         everyone = MpiCollective(world, deadline_s=config.deadline_s)
@@ -158,10 +157,12 @@ def _run(world: MPI.Intracomm, config: ArmConfig) -> int:
         wall_s, cpu_s = time.monotonic() - begin_s, time.process_time() - begin_cpu_s
         if agreed.agreement is not None:
             close(agreed.agreement, config.deadline_s)
-        end = _end(end, agreed, pipeline, wall_s, cpu_s)
+        end = _end(config, agreed, pipeline, wall_s, cpu_s)
     except AtomEngineError as error:
-        trace.close(replace(end, error=f"{type(error).__name__}: {error}"))
-        print(f"rank {rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        text = f"{type(error).__name__}: {error}"
+        wait_s = {} if agreed is None else agreed.wait_s()
+        trace.close(TraceEnd(error=text, wait_s=wait_s, total=config.requests))
+        print(f"rank {rank}: {text}", file=sys.stderr, flush=True)
         _tell_the_others(agreed)
         os._exit(3)  # MPI's own end would wait for a rank that is stopped
     trace.close(end)
@@ -176,10 +177,9 @@ def _run(world: MPI.Intracomm, config: ArmConfig) -> int:
     return 0
 
 
-def _end(end: TraceEnd, agreed: _Agreed, pipeline: ContextRank, wall_s: float, cpu_s: float) -> TraceEnd:
+def _end(config: ArmConfig, agreed: _Agreed, pipeline: ContextRank, wall_s: float, cpu_s: float) -> TraceEnd:
     agreement = agreed.agreement
-    return replace(
-        end,
+    return TraceEnd(
         counters=None if agreement is None else agreement.counters,
         digest=None if agreement is None else agreement.digest(),
         abandoned=sum(one.counters.abandoned for one in agreed.traced.values()),
@@ -189,6 +189,7 @@ def _end(end: TraceEnd, agreed: _Agreed, pipeline: ContextRank, wall_s: float, c
         wait_s=agreed.wait_s(),
         released_before_commit=pipeline.released_before_commit,
         completed=pipeline.completed,
+        total=config.requests,
     )
 
 

@@ -125,23 +125,23 @@ class TraceHeader:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceEnd:
-    """The last line: what this rank counted, whether or not every event of it was written."""
+    """The last line: what a rank counted, whether or not every event of it was written. None: it never came to it."""
 
     counters: Counters | None = None
     """None where no agreement ran."""
     digest: str | None = None
     """Of the applied commits in their order."""
-    abandoned: int = 0
-    pending_sends: int = 0
-    cpu_s: float
-    wall_s: float
-    wait_s: Mapping[str, float]
+    abandoned: int | None = None
+    pending_sends: int | None = None
+    cpu_s: float | None = None
+    wall_s: float | None = None
+    wait_s: Mapping[str, float] = field(default_factory=dict)
     """Group → seconds inside calls of its agreement."""
-    released_before_commit: int = 0
+    released_before_commit: int | None = None
     """Requests whose blocks were given back before an authoritative commit."""
-    completed: int = 0
+    completed: int | None = None
     """Requests that this rank applied as completed."""
-    total: int = 0
+    total: int | None = None
     error: str | None = None
 
     def line(self) -> str:
