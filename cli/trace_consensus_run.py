@@ -52,9 +52,23 @@ def run(
     repeats: Annotated[
         int, typer.Option("--repeats", metavar="N", help="Runs of each arm, in turn.", rich_help_panel=PIPELINE)
     ] = 3,
+    micro_batches: Annotated[
+        int | None,
+        typer.Option(
+            "--micro-batches",
+            metavar="N",
+            help="Requests on their way from the first stage to the last's end at a time; default: one per stage.",
+            rich_help_panel=PIPELINE,
+        ),
+    ] = None,
     depth: Annotated[
         int,
-        typer.Option("--depth", metavar="N", help="Requests in flight in the pipeline.", rich_help_panel=PIPELINE),
+        typer.Option(
+            "--depth",
+            metavar="N",
+            help="Requests in flight: admitted, and their blocks not released.",
+            rich_help_panel=PIPELINE,
+        ),
     ] = 16,
     blocks: Annotated[
         int,
@@ -178,6 +192,7 @@ def _plan(given: dict[str, Any]) -> ArmsPlan:
     return ArmsPlan(
         arms=[name.strip() for name in given["arms"].split(",") if name.strip()],
         stage_ms=_stage_times(given["stage_ms"], given["gaps"], given["pp"]),
+        micro_batches=given["pp"] if given["micro_batches"] is None else given["micro_batches"],
         seed=given["seed"],
         repeats=given["repeats"],
         deadline_s=deadline_s,
@@ -210,7 +225,9 @@ def _described(plan: ArmsPlan, launcher: str) -> list[str]:
     shards = f" × {plan.tp} shards" if plan.tp > 1 else ""
     return [
         f"{plan.pp} stages{shards} of {stages} ms (stated, slept; ± {plan.jitter:.0%}), transfers of "
-        f"{plan.transfer_ms:g} ms, {plan.requests} requests, at most {plan.depth} in flight, seed {plan.seed}",
+        f"{plan.transfer_ms:g} ms",
+        f"{plan.requests} requests, at most {plan.micro_batches} in the pipeline and {plan.depth} not released, seed "
+        f"{plan.seed}",
         f"{len(plan.arms)} arms × {plan.repeats} runs, about {plan.seconds():.0f} s, with {launcher}",
     ]
 

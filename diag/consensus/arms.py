@@ -51,7 +51,10 @@ class ArmsPlan:
     failures: float
     timeouts: float
     timeout_ms: float
+    micro_batches: int
+    """On their way through the pipeline at a time."""
     depth: int
+    """In flight: admitted and not released."""
     blocks: int
     seed: int
     repeats: int
@@ -70,8 +73,8 @@ class ArmsPlan:
 
     def _checks(self) -> Iterator[tuple[str, bool, str]]:
         yield "--pp", self.pp >= 2, "at least 2: one stage waits for nobody"
-        for name in ("tp", "requests", "repeats", "depth", "blocks"):
-            yield f"--{name}", getattr(self, name) >= 1, "at least 1"
+        for name in ("tp", "requests", "repeats", "micro_batches", "depth", "blocks"):
+            yield f"--{name.replace('_', '-')}", getattr(self, name) >= 1, "at least 1"
         yield "--requests", self.requests <= MOST_REQUESTS, f"at most {MOST_REQUESTS:,}"
         yield "--deadline", self.deadline_s > 0, "more than nothing"
         yield "--stage-ms", all(0 <= one < 1e6 for one in self.stage_ms), "milliseconds, below a million"
@@ -114,6 +117,7 @@ class ArmsPlan:
             "failures": self.failures,
             "timeouts": self.timeouts,
             "timeout_ms": self.timeout_ms,
+            "micro_batches": self.micro_batches,
             "depth": self.depth,
             "blocks": self.blocks,
             "unsafe": True,  # no block here is real

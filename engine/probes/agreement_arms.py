@@ -1,12 +1,12 @@
-"""`python -m atom.engine.probes.agreement_arms CONFIG.json`, under mpiexec: one rank of a context pipeline
-that agrees on its transfers in one of the modes, or not at all, and traces what it does.
+"""`python -m atom.engine.probes.agreement_arms CONFIG.json`, under mpiexec: one rank of a context pipeline that agrees on
+its transfers in one of the modes, or not at all, and traces what it does.
 
 The scheduler loop, the flow of micro-batches from stage to stage, the agreement and the retention of blocks are real;
 what a device would do is `stage_model.py`'s stated times, which are slept, so that ranks that wait take no processor
 from one that is late. A step is: take a request (the first stage admits it, others get it from the stage before), run
 it, pass it on, look after transfers, agree. What the early stages could do instead of waiting is the next request: at
-most `depth` are in flight. Rank 0 prints one JSON line; everything else is in the traces. `CONFIG.json` has the fields
-of `ArmConfig`.
+most `micro_batches` are between the first stage and the end of the last, and at most `depth` are not released. Rank 0
+prints one JSON line; everything else is in the traces. `CONFIG.json` has the fields of `ArmConfig`.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ def _header(config: ArmConfig, rank: int) -> tuple[TraceHeader, TraceMode]:
         "transfer_ms": config.transfer_ms,
         "failures": config.failures,
         "timeouts": config.timeouts,
+        "micro_batches": config.micro_batches or config.pp,
         "depth": config.depth,
         "blocks": config.blocks,
         "requests": config.requests,

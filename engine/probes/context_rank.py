@@ -42,6 +42,7 @@ class ContextRank:
         self._config, self._rank, self._stage = config, rank, rank // config.tp
         self._flow, self._agreement, self._trace = flow, agreement, trace
         self._idle_s = max(_SHORTEST_IDLE_S, min(_LONGEST_IDLE_S, _IDLE_SHARE * max(config.stage_ms) / 1e3))
+        self._micro_batches = config.micro_batches or config.pp
         self._lockstep = mode == "blocking"
         self._authoritative = mode in ("async", "blocking")
         self._taken = 0
@@ -78,7 +79,8 @@ class ContextRank:
     def _arrived(self) -> int | None:
         """A request to run, or the empty step of a stage before."""
         if self._flow.is_first:
-            admitted = self._taken < self._config.requests and self._taken - self.concluded < self._config.depth
+            room = self._taken - self.concluded < self._config.depth
+            admitted = room and self._taken < self._config.requests and self._flow.on_their_way < self._micro_batches
             return self._taken if admitted else None
         return self._flow.take() if self._lockstep or self._taken < self._config.requests else None
 

@@ -53,6 +53,8 @@ class ArmConfig:
     """When a transfer is overdue."""
     quiesce_ms: float = 20.0
     """From the first attempt to cancel a transfer until it is quiet, and its outcome known."""
+    micro_batches: int = 0
+    """Requests on their way from the first stage to the end of the last one at a time; 0: as many as stages."""
     depth: int = 16
     """Requests in flight: admitted and not released by the first stage."""
     blocks: int = 128
@@ -85,6 +87,7 @@ class ArmConfig:
             self._check(name, 0 <= getattr(self, name) <= 1, "a fraction from 0 to 1")
         for name in ("transfer_ms", "timeout_ms", "quiesce_ms"):
             self._check(name, 0 <= getattr(self, name) < 1e7, "milliseconds")
+        self._check("micro_batches", self.micro_batches >= 0, "0 or more")
         self._check("depth", self.depth >= 1, "at least 1")
         self._check("blocks", self.blocks >= 1, "at least 1")
         self._check("ids", self.ids == 0 or self.ids >= self.depth, f"0, or at least the depth {self.depth}")

@@ -39,7 +39,8 @@ def section(document: dict[str, Any]) -> tuple[str, bool]:
     stages = ", ".join(f"{one:g}" for one in facts["stage_ms"])
     lines = [
         f"{len(facts['stage_ms'])} stages of {stages} ms (slept, ± {facts['jitter']:.0%}), "
-        f"transfers of {facts['transfer_ms']:g} ms, {facts['requests']} requests, at most {facts['depth']} in flight, "
+        f"transfers of {facts['transfer_ms']:g} ms, {facts['requests']} requests, at most "
+        f"{facts['micro_batches']} in the pipeline and {facts['depth']} not released, "
         f"{blocking['runs']} runs of each arm in turn.",
         "",
         "| arm | completed | req/s (runs) | % of control | wait by rank (s) | CPU by rank (s) | wall (s) |",

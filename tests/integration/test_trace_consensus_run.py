@@ -45,6 +45,7 @@ def plan(**changes: Any) -> ArmsPlan:
         "failures": 0.0,
         "timeouts": 0.0,
         "timeout_ms": 150.0,
+        "micro_batches": 4,
         "depth": 8,
         "blocks": 10,
         "seed": 3,

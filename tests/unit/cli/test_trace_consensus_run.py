@@ -64,6 +64,7 @@ def plan(arms: Sequence[str], repeats: int) -> ArmsPlan:
         failures=0,
         timeouts=0,
         timeout_ms=100,
+        micro_batches=2,
         depth=4,
         blocks=1,
         seed=5,
