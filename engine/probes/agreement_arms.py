@@ -1,4 +1,4 @@
-"""`python -m atom.engine.probes.agreement_arms CONFIG.json`, under mpiexec: one rank of a context pipeline that agrees on
+"""`python -m atom.engine.probes.agreement_arms CONFIG.json`, under mpiexec: a rank of a context pipeline that agrees on
 its transfers in one of the modes, or not at all, and traces what it does.
 
 The scheduler loop, the flow of micro-batches from stage to stage, the agreement and the retention of blocks are real;

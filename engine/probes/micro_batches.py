@@ -1,5 +1,5 @@
-"""Micro-batches between the stages of a pipeline, over MPI point to point: a number passes from stage to stage, and from
-the last back to the first as the sampled token does, so that the first knows how many are on their way."""
+"""Micro-batches between the stages of a pipeline, over MPI point to point: a number passes from stage to stage, and
+from the last back to the first as the sampled token does, so that the first knows how many are on their way."""
 
 from __future__ import annotations
 
