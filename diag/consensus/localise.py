@@ -35,8 +35,11 @@ INFLATED: Final = 1.25
 STANDS_OUT: Final = 1.5
 LEAST_S: Final = 0.0005
 """A median that grew by less is not called inflated."""
+OTHERS: Final = "the other ranks"
 FEWEST: Final = 3
 """Samples on both sides."""
+DOMINANT: Final = 0.6
+"""A rank that at least this share of the wait is for is the late one by itself."""
 RECOVERED: Final = 0.5
 """A bypass that brings back this share of the loss shows that the loss is in what it bypasses."""
 
@@ -131,7 +134,7 @@ def find_inflated(recording: Recording, control: Recording | None) -> Inflated |
                 else:
                     rest = [one.p50 for rank, one in mine[step.name].items() if rank != trace.rank and one.p50]
                     usual = float(np.median(rest)) if rest else None
-                    against, factor = "the other ranks", STANDS_OUT
+                    against, factor = OTHERS, STANDS_OUT
                 if usual is not None and own.p50 >= factor * usual and own.p50 - usual >= LEAST_S:
                     return Inflated(step.name, trace.rank, own.p50, usual, against)
     return None
@@ -150,9 +153,12 @@ def localise(subject: Analysis, arms: Sequence[ArmRuns]) -> Verdict:
     recovery = _recovery(arms, subject.arm, control)
     if _is_symptom(subject, group, recovery):
         return _symptom(subject, group)
-    parts = [f"{_name(group)}, {_late(group)}", *_others(subject, group)]
+    parts = [f"{_name(group)}, {_late(subject, group)}", *_others(subject, group)]
     if recovery is not None:
         parts.append(recovery.words)
+    found = subject.inflated
+    if found is not None and found.step == "context forward" and found.against != OTHERS:
+        parts.append(f"besides, {found} takes {found.factor:.1f} times as long as in {found.against}")
     return Verdict(
         sentence="; ".join(parts),
         rule="agreement",
@@ -160,7 +166,7 @@ def localise(subject: Analysis, arms: Sequence[ArmRuns]) -> Verdict:
         group=group.group.upper(),
         late_rank=group.late_rank,
         inflated=subject.inflated,
-        details=[*_phase(group), *_structure(subject, group)],
+        details=[*_phase(group), *_structure(subject, group), *_standing_out(subject)],
     )
 
 
@@ -220,7 +226,7 @@ def _elsewhere(subject: Analysis) -> Verdict:
         if largest is not None:
             text += f"; {_name(largest)} costs {_share(subject, largest):.2%} of a rank at most"
         return Verdict(sentence=text, rule="nothing", arm=label, details=costly)
-    word = "first inflated interval" if found.against != "the other ranks" else "first interval that stands out"
+    word = "first inflated interval" if found.against != OTHERS else "first interval that stands out"
     return Verdict(
         sentence=f"the wait is not here: {word} is {found}",
         rule="elsewhere",
@@ -246,7 +252,7 @@ def _cost(subject: Analysis, group: GroupWaits) -> Verdict:
 
 def _is_symptom(subject: Analysis, group: GroupWaits, recovery: _Recovery | None) -> bool:
     found, split = subject.inflated, subject.structure.get(group.group)
-    if found is None or found.step != "context forward" or found.against == "the other ranks":
+    if found is None or found.step != "context forward" or found.against == OTHERS:
         return False
     if recovery is not None and recovery.bypass is not None:
         return not recovery.proven
@@ -256,9 +262,9 @@ def _is_symptom(subject: Analysis, group: GroupWaits, recovery: _Recovery | None
 def _symptom(subject: Analysis, group: GroupWaits) -> Verdict:
     found = subject.inflated
     assert found is not None
+    symptom = f"{_name(group)}, {_late(subject, group)}, waits for it"
     return Verdict(
-        sentence=f"the wait is not here: first inflated interval is {found}, and {_name(group)}, {_late(group)}, "
-        "waits for it",
+        sentence=f"the wait is not here: first inflated interval is {found}, and {symptom}",
         rule="symptom",
         arm=subject.arm.label,
         group=None,
@@ -311,17 +317,25 @@ def _name(group: GroupWaits) -> str:
     return f"{group.group.upper()} {'collectives' if group.collectives else 'agreement'}"
 
 
-def _late(group: GroupWaits) -> str:
-    columns = {rank: sum(row[rank] for row in group.late) for rank in range(len(group.late))}
-    whole = sum(columns.values())
+def _late(subject: Analysis, group: GroupWaits) -> str:
+    """One rank, where most of the wait is for it; else the stage whose shards it is for; else several in turn."""
     late = group.late_rank
     assert late is not None
-    share = columns[late] / whole if whole > 0 else 0.0
-    if share < 0.5:
-        order = sorted(columns, key=lambda rank: -columns[rank])[:3]
-        told = ", ".join(f"rank {rank} {columns[rank] / whole:.0%}" for rank in order if columns[rank] > 0)
-        return f"entered last by one rank after the other ({told})"
-    return f"entered last by rank {late}"
+    cost = {rank: sum(row[rank] for row in group.late) for rank in range(len(group.late))}
+    whole = sum(cost.values())
+    if cost[late] >= DOMINANT * whole:
+        return f"entered last by rank {late}"
+    stages = {trace.rank: trace.stage for trace in subject.recording.ranks}
+    shards = sorted(rank for rank, stage in stages.items() if stage == stages.get(late) and cost[rank] > 0)
+    if (
+        subject.recording.ranks[0].tp > 1
+        and group.group != "tp"
+        and sum(cost[rank] for rank in shards) >= DOMINANT * whole
+    ):
+        return f"entered last by stage {stages[late]} ({_ranks(shards)})"
+    order = sorted((rank for rank in cost if cost[rank] >= 0.01 * whole), key=lambda rank: -cost[rank])[:3]
+    told = ", ".join(f"rank {rank} {cost[rank] / whole:.0%}" for rank in order)
+    return f"entered last by one rank after the other ({told})"
 
 
 def _others(subject: Analysis, group: GroupWaits) -> list[str]:
@@ -359,6 +373,12 @@ def _structure(subject: Analysis, group: GroupWaits) -> list[str]:
         ]
     own = f"{one / (one + two):.0%} of the skew is the pipeline's own offset ({split.basis})"
     return [f"{own}; {two / (one + two):.0%} came with this arm"]
+
+
+def _standing_out(subject: Analysis) -> list[str]:
+    """A forward that takes long besides: in a pipeline, late ranks wait for the slow one themselves."""
+    found = subject.inflated
+    return [_grown(found)] if found is not None and found.step == "context forward" else []
 
 
 def _grown(found: Inflated) -> str:

@@ -68,6 +68,24 @@ def test_a_wait_that_is_the_symptom_of_a_slow_forward(tmp_path: Path) -> None:
     assert found["group"] is None
 
 
+def test_a_wait_and_a_slow_forward(tmp_path: Path) -> None:
+    """Without a bypass, and with a pipeline whose offsets explain most of the wait, both are named."""
+    found = verdict(arms(tmp_path, [20, 20, 20, 20], "none", "blocking", slow=[20, 20, 30, 20]))
+    assert found["sentence"].startswith("PP agreement, entered last by rank 3")
+    assert found["sentence"].endswith("besides, context forward on rank 2 takes 1.5 times as long as in control")
+
+
+def test_shards_of_the_last_stage(tmp_path: Path) -> None:
+    """Two pipelines, of shards 0 and 1, whose ranks 2 and 3 come last."""
+    for rank in range(4):
+        writer = Writer(rank, 4, tp=2)
+        for number in range(20):
+            writer.emit(100 * number + 40 * (rank // 2), "agree_enter", g="pp", k="outcome", q=number)
+            writer.emit(100 * number + 40, "agree_exit", g="pp", k="outcome", q=number, n=0, d=0)
+        writer.write(tmp_path, {"wall_s": 2.0, "wait_s": {"tp": 0.0001}})
+    assert verdict(tmp_path)["sentence"] == "PP agreement, entered last by stage 1 (ranks 2 and 3); TP negligible"
+
+
 def test_a_bypass_that_recovers_nothing_acquits_the_agreement(tmp_path: Path) -> None:
     found = verdict(arms(tmp_path, [4, 4, 4, 4], "none", "blocking", "local-only", slow=[4, 4, 40, 4]))
     assert "the wait is not here" in found["sentence"]
