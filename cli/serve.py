@@ -423,6 +423,8 @@ def _facts(server: Server, run_dir: Path | None) -> dict[str, Any]:
         "max_model_len": info.max_model_len,
         "executor": info.executor,
         "data_parallel_size": info.data_parallel_size,
+        "tensor_parallel_size": info.tensor_parallel_size,
+        "pipeline_parallel_size": info.pipeline_parallel_size,
         "recipe": server.recipe.name,
         "pid": server.pid,
         "supervisor_pid": server.supervisor_pid,
@@ -439,7 +441,7 @@ def _banner(facts: dict[str, Any]) -> str:
         "url": facts["base_url"],
         "model": model,
         "context": f"{facts['max_model_len']:,} tokens" if facts["max_model_len"] else None,
-        "executor": _executor_words(facts["executor"], facts["data_parallel_size"]),
+        "executor": _executor_words(facts),
         "recipe": facts["recipe"],
         "ready after": f"{facts['ready_s']:.1f} s",
         "recording to": facts["run_dir"],
@@ -462,9 +464,14 @@ def _banner(facts: dict[str, Any]) -> str:
     )
 
 
-def _executor_words(executor: str | None, data_parallel_size: int | None) -> str | None:
+def _executor_words(facts: dict[str, Any]) -> str | None:
+    executor: str | None = facts["executor"]
     words = "simulated (a step-time model, no tensor work)" if executor == "simulated" else executor
-    return f"{words}, data parallel: {data_parallel_size} engines" if (data_parallel_size or 1) > 1 else words
+    for kind, things in (("data", "engines"), ("tensor", "workers"), ("pipeline", "stages")):
+        size = facts[f"{kind}_parallel_size"] or 1
+        if size > 1:
+            words = f"{words}, {kind} parallel: {size} {things}"
+    return words
 
 
 def _print_help(ctx: typer.Context) -> None:

@@ -24,6 +24,8 @@ class ServerInfo:
     """`cpu`, `cuda`, `simulated`: only our engine tells, in /server_info."""
     data_parallel_size: int | None = None
     """Engines behind the one address; only our engine tells."""
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
     raw: dict[str, Any] = field(default_factory=dict)
 
 
@@ -38,6 +40,8 @@ def server_info(base_url: str) -> ServerInfo:
         max_model_len=_integer(length),
         executor=_executor(raw["server_info"]),
         data_parallel_size=_integer(raw["server_info"].get("data_parallel_size")),
+        tensor_parallel_size=_integer(raw["server_info"].get("tensor_parallel_size")),
+        pipeline_parallel_size=_integer(raw["server_info"].get("pipeline_parallel_size")),
         raw={key: value for key, value in raw.items() if value},
     )
 

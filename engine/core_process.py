@@ -34,7 +34,7 @@ import zmq
 from atom.engine import envs
 from atom.engine.config import EngineConfig
 from atom.engine.engine_core import EngineCore
-from atom.engine.errors import AtomEngineError, ConfigError
+from atom.engine.errors import AtomEngineError, ConfigError, EngineDeadError
 from atom.engine.messages import (
     AbortRequests,
     AddRequest,
@@ -87,6 +87,7 @@ class CoreProcess:
         core = EngineCore(config, engine_index=self._index)
         try:
             self._install_sigterm()
+            core.executor.on_failure = self._wake
             # What exists now lives as long as the process: the collector need never look at it again.
             gc.collect()
             gc.freeze()
@@ -100,6 +101,8 @@ class CoreProcess:
             if not core.has_work:
                 if self._stopping:
                     return
+                if core.executor.failure is not None:
+                    raise core.executor.failure
                 self._wait()
             self._take_inputs(core)
             outputs = core.step()
@@ -110,6 +113,11 @@ class CoreProcess:
         self._poller.poll()
         with contextlib.suppress(BlockingIOError):
             self._wake_read.recv(4096)
+
+    def _wake(self) -> None:
+        """End `_wait`, from any thread."""
+        with contextlib.suppress(OSError):  # full: it will end anyway
+            self._wake_write.send(b"\0")
 
     def _take_inputs(self, core: EngineCore) -> None:
         if self._terminations:
@@ -237,7 +245,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         process.run(_read_config())
     except Exception as exc:
-        if not isinstance(exc, ConfigError):
+        if not isinstance(exc, (ConfigError, EngineDeadError)):
             traceback.print_exc()
         logger.error("engine failed: %s", _describe(exc))
         process.fail(_describe(exc))

@@ -9,10 +9,11 @@ history, block table and sampling state from `NewSequence` until the id appears 
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from atom.engine.errors import RequestError
+from atom.engine.errors import AtomEngineError, RequestError
 from atom.engine.messages import DeviceTimes, TokenLogprobs
 from atom.engine.sampling_params import SamplingParams
 
@@ -87,6 +88,10 @@ class Executor(abc.ABC):
 
     #: How many steps may be in flight; the scheduler never submits more.
     max_in_flight: int = 2
+    #: Called from any thread when the executor breaks down, also between steps, so that nobody waits for a next one.
+    on_failure: Callable[[], None] | None = None
+    #: What has broken it down.
+    failure: AtomEngineError | None = None
     #: Shown in tables and in /server_info; a simulated run says so everywhere.
     kind: str = "abstract"
 

@@ -55,7 +55,6 @@ class ParallelExecutor(Executor):
         self._changed = threading.Condition()
         """Guards what follows; notified whenever it changes."""
         self._replies: dict[int, WorkerMessage] = {}
-        self._failure: AtomEngineError | None = None
         self._pending: deque[tuple[PendingStep, Future[StepResult], float]] = deque()
         self._last_end = 0.0
         self._info: dict[str, Any] = {}
@@ -116,8 +115,8 @@ class ParallelExecutor(Executor):
         future: Future[StepResult] = Future()
         parts = self._micro_batches.divide(output)
         with self._changed:
-            if self._failure is not None:
-                future.set_exception(self._failure)
+            if self.failure is not None:
+                future.set_exception(self.failure)
                 return StepHandle(output.step, future)
             self._pending.append((PendingStep(output, len(parts)), future, time.perf_counter()))
         for part in parts:
@@ -163,10 +162,10 @@ class ParallelExecutor(Executor):
         """One message of `kind` from each worker, by rank. Raises what ended the workers."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._failure is not None or len(self._replies) == self._config.parallel.num_ranks
+                lambda: self.failure is not None or len(self._replies) == self._config.parallel.num_ranks
             )
-            if self._failure is not None:
-                raise self._failure
+            if self.failure is not None:
+                raise self.failure
             replies, self._replies = self._replies, {}
         ordered = [reply for _, reply in sorted(replies.items()) if isinstance(reply, kind)]
         assert len(ordered) == len(replies), replies
@@ -190,9 +189,11 @@ class ParallelExecutor(Executor):
 
     def _take_failure(self, failure: AtomEngineError) -> None:
         with self._changed:
-            self._failure = failure
+            self.failure = failure
             pending = [future for _, future, _ in self._pending]
             self._pending.clear()
             self._changed.notify_all()
         for future in pending:
             future.set_exception(failure)
+        if self.on_failure is not None:
+            self.on_failure()

@@ -85,9 +85,21 @@ async def server_info(service: Service, exchange: Exchange) -> None:
             "engine": info,
             "config": asdict(service.engine_config),
             "metrics_dialect": service.config.metrics_dialect,
-            "pids": {"api": os.getpid(), **{f"core-{core.index}": core.pid for core in service.manager.engines}},
+            "tensor_parallel_size": service.engine_config.parallel.tensor_parallel_size,
+            "pipeline_parallel_size": service.engine_config.parallel.pipeline_parallel_size,
+            "pids": _pids(service),
         },
     )
+
+
+def _pids(service: Service) -> dict[str, int]:
+    """Of every process of the server; the workers of a core by their rank."""
+    pids = {"api": os.getpid()}
+    for core in service.manager.engines:
+        pids[f"core-{core.index}"] = core.pid
+        for rank, pid in enumerate(core.info.get("worker_pids", ())):
+            pids[f"worker-{core.index}-{rank}"] = pid
+    return pids
 
 
 async def start_profile(service: Service, exchange: Exchange) -> None:
