@@ -31,7 +31,7 @@ def sources(*suffixes: str) -> Iterator[Path]:
 
 def test_what_the_code_names_is_documented_and_nothing_else() -> None:
     used = set()
-    for path in sources(".py", ".yaml", ".yml", ".json", ".html", ".sh"):
+    for path in sources(".py", ".yaml", ".yml", ".json", ".html", ".sh", ".c"):
         used |= set(NAME.findall(path.read_text(encoding="utf-8")))
     assert set(documented()) == used
 
