@@ -31,7 +31,9 @@ def sources(*suffixes: str) -> Iterator[Path]:
 
 def test_what_the_code_names_is_documented_and_nothing_else() -> None:
     used = set()
-    for path in sources(".py", ".yaml", ".yml", ".json", ".html", ".sh", ".c"):
+    for path in sources(".py", ".yaml", ".yml", ".json", ".html", ".sh"):
+        used |= set(NAME.findall(path.read_text(encoding="utf-8")))
+    for path in (ROOT / "diag").rglob("*.c"):  # the engine's have macros of such names
         used |= set(NAME.findall(path.read_text(encoding="utf-8")))
     assert set(documented()) == used
 
