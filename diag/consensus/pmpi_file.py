@@ -107,12 +107,11 @@ def _header(path: Path) -> tuple[_Header, str]:
     """And the byte order of the machine that wrote the file."""
     with path.open("rb") as file:
         data = file.read(struct.calcsize("<" + _HEADER))
-    for order in "<>":
-        if len(data) < struct.calcsize(order + _HEADER):
-            raise UsageError(f"{path}: {len(data)} bytes are no record of the PMPI recorder")
-        header = _Header._make(struct.unpack(order + _HEADER, data))
-        if header.header_bytes == len(data):
-            break
+    if len(data) < struct.calcsize("<" + _HEADER):
+        raise UsageError(f"{path}: {len(data)} bytes are no record of the PMPI recorder")
+    order, header = "<", _Header._make(struct.unpack("<" + _HEADER, data))
+    if header.header_bytes == int.from_bytes(len(data).to_bytes(4, "big"), "little"):
+        order, header = ">", _Header._make(struct.unpack(">" + _HEADER, data))
     if header.magic != MAGIC:
         raise UsageError(f"{path} is no record of the PMPI recorder")
     if header.version != VERSION:
