@@ -15,12 +15,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
 from atom.diag.machine import clocks, cpu, limits, memory
+from atom.diag.mpi_used import mpi_used
 
 __all__ = ["Finding", "State", "examine"]
 
@@ -170,29 +171,21 @@ def _torch(facts: dict[str, Any] | None) -> Finding:
     return Finding(section="packages", name="torch", value=value, facts=facts)
 
 
-_MPI_SCRIPT: Final = """
-import json, mpi4py
-mpi4py.rc.initialize = False
-from mpi4py import MPI
-print(json.dumps({"library": MPI.Get_library_version().splitlines()[0].strip("\\0 ")}))
-"""
-
-
 def _mpi() -> Finding:
+    use = "`atom trace-consensus run`, loads over mpiexec (pip install 'atom-serving[mpi]')"
     version = _version("mpi4py")
-    use = "nothing in this version (pip install 'atom-serving[mpi]')"
     if version is None:
         return _missing("packages", "mpi4py", use)
-    library = _ask(_MPI_SCRIPT, 30)
-    launcher = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.prefix) / "bin"))
-    facts = {"version": version, "library": library and library["library"], "mpiexec": launcher}
-    if library is None or launcher is None:
-        what = "no MPI library" if library is None else "no mpiexec"
-        value = f"{version}, {what}"
-        return Finding(
-            section="packages", name="mpi4py", value=value, state=State.MISSING, consequence=use, facts=facts
-        )
-    return Finding(section="packages", name="mpi4py", value=f"{version}, {library['library']}, {launcher}", facts=facts)
+    found = mpi_used(_ask)
+    whole = found.library is not None and (found.launcher is not None or found.slurm_job is not None)
+    return Finding(
+        section="packages",
+        name="mpi4py",
+        value=f"{version}, {found.describe()}",
+        state=State.OK if whole else State.MISSING,
+        consequence=None if whole else f"{use}: {found.problem}",
+        facts={"version": version, **asdict(found), "mpiexec": found.launcher},
+    )
 
 
 def _nixl() -> Finding:
