@@ -336,6 +336,8 @@ def _run_evidence(view: _View, pairs: Sequence[ScoredPair], load: Load, metric: 
     for pair in pairs:
         for one in pair.runs:
             for side in one.sides:
+                if side.dismissed:
+                    continue  # it says nothing of this arm that the other one did not start
                 score = side.metric(metric)
                 failure = failure_of(side.result, side.path, censored=side.censored)
                 counts = None if side.score is None else side.score.counts

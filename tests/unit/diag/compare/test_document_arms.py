@@ -1,0 +1,73 @@
+"""What the document of a comparison says of its arms: one that does not start, secrets, where the code came from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from atom.bench.rundir import RunDirectory
+from atom.diag.compare.crossover import CROSSED
+from atom.diag.compare.document import document
+from atom.diag.compare.journal import Journal
+from atom.diag.compare.model import RunResult
+from tests.unit.diag.compare.test_page import Made
+
+S = 1_000_000_000
+
+
+def write_with_lost(made: Made) -> Path:
+    """As the conductor leaves it: whoever is matched with an arm that does not start is not run either."""
+    RunDirectory(made.out).write_run_json({"name": "ab-compare", "ended": "done"})
+    made.plan.write(made.out)
+    with Journal(made.out) as journal:
+        for run in (run for pair in made.plan.schedule for run in pair.runs):
+            labels = [one.arm for one in run.runs]
+            if not made.lost & set(labels):
+                journal.append([made._run(journal, run, side) for side in (0, 1)])
+                continue
+            journal.append(
+                [
+                    RunResult(
+                        matched=run.key,
+                        arm=label,
+                        side=side,
+                        directory=str(journal.new_directory(label).relative_to(made.out)),
+                        status=1 if label in made.lost else 130,
+                        started_ns=S,
+                        ended_ns=S,
+                        problem="ValueError: x" if label in made.lost else "not run: the other arm did not start",
+                        stage="start",
+                    )
+                    for side, label in enumerate(labels)
+                ]
+            )
+    return made.out
+
+
+def test_an_arm_that_does_not_start_takes_nothing_from_the_control_of_the_others(tmp_path: Path) -> None:
+    made = Made(tmp_path, {"main": 10.0, "branch": 12.0, "bypass": 10.0, "bad": 10.0}, pairs=2, aa_pairs=0)
+    made.lost = {"bad"}
+    (causal,) = document(write_with_lost(made))["causal"]
+    rows = {one["arm"]: one for one in causal["arms"]}
+    assert rows["bad"]["problem"] == "ValueError: x"
+    assert rows["bad"]["pct_of_control"] is None
+    for label, runs in (("main", 8), ("branch", 4), ("bypass", 4)):
+        assert (rows[label]["problem"], rows[label]["failure"], rows[label]["runs"]) == (None, None, runs)
+        assert rows[label]["completed"] == rows[label]["requests"] == 120 * runs
+    assert rows["branch"]["pct_of_control"]["value"] < 90
+    assert rows["bypass"]["pct_of_control"]["value"] > 95
+
+
+def test_a_cell_that_does_not_start_takes_nothing_from_the_other_cells(tmp_path: Path) -> None:
+    made = Made(tmp_path, {"main": 10.0, "branch": 12.0, "head-base": 12.0, "base-head": 10.0}, pairs=2, aa_pairs=0)
+    made.lost = {"base-head"}
+    roles = dict(zip(made.steps_ms, ("base", "head", *CROSSED), strict=True))
+    made.plan = replace(made.plan, arms=tuple(replace(one, role=roles[one.label]) for one in made.plan.arms))
+    (cross,) = document(write_with_lost(made))["cross"]
+    assert {one["arm"]: one["problem"] for one in cross["cells"]} == {
+        "main": None,
+        "branch": None,
+        "head-base": None,
+        "base-head": "did not start",
+    }
+    assert cross["simple"]["source on the base's runtime"]["pct"] < -10
