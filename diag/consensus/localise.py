@@ -174,7 +174,7 @@ def localise(subject: Analysis, arms: Sequence[ArmRuns]) -> Verdict:
 
 
 def _stuck(subject: Analysis) -> Verdict | None:
-    ended = {trace.rank for trace in subject.recording.ranks if trace.end is not None}
+    ended = {trace.rank for trace in subject.recording.ranks if trace.end is not None and trace.end.error is None}
     for group in subject.waits.values():
         for call in group.open if group.meets else ():
             missing = [rank for rank in call.missing if rank not in ended]

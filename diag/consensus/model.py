@@ -135,6 +135,8 @@ class RankTrace:
     """None: killed, or a format that says nothing of it."""
     ends: bool = False
     """Whether the format has an end, so that a missing one means a kill."""
+    killed_by: str | None = None
+    """The signal, where something saw it."""
     notes: list[str] = field(default_factory=list)
     """What limits this record's evidence."""
 

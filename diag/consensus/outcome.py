@@ -139,7 +139,8 @@ def _censored(recording: Recording, undecided: int, unexpected: int, total: int 
         reasons.append(f"{unexpected} requests failed")
     for trace in recording.ranks:
         if trace.ends and trace.end is None:
-            reasons.append(f"rank {trace.rank} did not come to its end")
+            how = "did not come to its end" if trace.killed_by is None else f"was killed by {trace.killed_by}"
+            reasons.append(f"rank {trace.rank} {how}")
         elif trace.end is not None and trace.end.error:
             reasons.append(f"rank {trace.rank}: {trace.end.error}")
     return tuple(reasons)

@@ -6,6 +6,7 @@ A format is one entry of `FORMATS`: whether a file is of it, by its first bytes,
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from atom.diag.consensus.flight_recorder import complete_by_clock, is_flight_rec
 from atom.diag.consensus.foreign_json import load_json
 from atom.diag.consensus.kineto import is_profile, read_profile
 from atom.diag.consensus.model import RankTrace, Recording
+from atom.diag.consensus.pmpi_file import is_pmpi_record, read_pmpi_record
 from atom.diag.consensus.trace_file import is_trace, read_trace
 from atom.recipes.errors import UsageError
 
@@ -48,6 +50,7 @@ def _read_json(path: Path) -> RankTrace:
 
 FORMATS: Final[tuple[Format, ...]] = (
     Format("agreement trace", is_trace, read_trace),
+    Format("PMPI record", is_pmpi_record, read_pmpi_record),
     Format("profiler trace or Flight Recorder dump", _is_json, _read_json),
 )
 """In this order: the first that recognises a file reads it."""
@@ -139,6 +142,17 @@ def _of_files(files: Sequence[Path]) -> list[Recording]:
     return [_recording(some, where) for where, some in by_place.items()]
 
 
+def _signal(path: Path) -> str | None:
+    """What ended a rank, if its guard saw it."""
+    try:
+        with path.open("rb") as file:
+            value = json.loads(file.read(_HEAD_BYTES)) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    name = value.get("signal") if isinstance(value, dict) else None
+    return name if isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9 ]{1,20}", name) else None
+
+
 def _recording(files: Sequence[Path], place: Path, *, label: str | None = None, repeat: int = 0) -> Recording:
     if len(files) > MOST_FILES:
         raise UsageError(f"{place} has {len(files)} files; {MOST_FILES} ranks are the most that are read")
@@ -154,6 +168,9 @@ def _recording(files: Sequence[Path], place: Path, *, label: str | None = None, 
     if len({(one.mode, one.run) for one in traces}) > 1:
         raise UsageError(f"{place} has traces of several runs or modes: one run a directory")
     ranks = [by_rank[rank] for rank in sorted(by_rank)]
+    for trace in ranks:
+        if trace.end is None:
+            trace.killed_by = _signal(trace.source.with_name(f"rank-{trace.rank}.exit.json"))
     size = max(one.size for one in ranks)
     if all(one.format == "flight recorder" for one in ranks):
         complete_by_clock(ranks)

@@ -229,7 +229,7 @@ def _amount(value: Any) -> float | None:
 def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > _LONGEST:
         raise ValueError("not a text of a reasonable length")
-    return "".join(one if one.isprintable() else "?" for one in value)
+    return value if value.isprintable() else "".join(one if one.isprintable() else "?" for one in value)
 
 
 def _id(value: Any) -> int | str:

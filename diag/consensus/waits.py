@@ -280,10 +280,11 @@ def _phases(trace: RankTrace, group: str) -> dict[str, float]:
         whole += max(end - begin, 0) / 1e9
         while at < len(work) and work[at].end <= begin:
             at += 1
-        for one in work[at:]:
-            if one.start >= end:
-                break
+        ahead = at
+        while ahead < len(work) and work[ahead].start < end:
+            one = work[ahead]
             spent[one.what] += max(min(one.end, end) - max(one.start, begin), 0) / 1e9
+            ahead += 1
     rest = whole - sum(spent.values())
     if rest > 0:
         spent["unrecorded"] = rest

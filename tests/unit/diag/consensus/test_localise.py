@@ -135,7 +135,8 @@ def test_calls_that_cost_without_a_late_rank(tmp_path: Path) -> None:
     )
 
 
-def test_ranks_that_hang_in_a_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [None, {"error": "request 3 is open for over 60 s"}], ids=["killed", "failed"])
+def test_ranks_that_hang_in_a_call(tmp_path: Path, end: dict[str, Any] | None) -> None:
     for rank in range(4):
         writer = Writer(rank, 4)
         for number in range(3):
@@ -143,7 +144,7 @@ def test_ranks_that_hang_in_a_call(tmp_path: Path) -> None:
             writer.emit(number * 10 + 5, "agree_exit", g="pp", k="outcome", q=number, n=0, d=0)
         if rank != 2:
             writer.emit(40, "agree_enter", g="pp", k="outcome", q=3)
-        writer.write(tmp_path, None)
+        writer.write(tmp_path, None if rank == 2 else end)
     found = verdict(tmp_path)
     assert found["sentence"] == "ranks 0, 1 and 3 are in PP agreement call 3 (outcome), which rank 2 never entered"
     assert found["late_rank"] == 2

@@ -128,6 +128,10 @@ def test_a_rank_that_was_killed_censors_its_arm(tmp_path: Path) -> None:
     assert found.total == 40
     assert any("were not decided" in reason for reason in found.censored)
     assert "rank 1 did not come to its end" in found.censored
+    (tmp_path / "rank-1.exit.json").write_text('{"rank": 1, "signal": "SIGKILL", "status": null, "t": 1}')
+    assert "rank 1 was killed by SIGKILL" in run_outcome(read(tmp_path)).censored
+    (tmp_path / "rank-1.exit.json").write_text("[" * 3000)
+    assert "rank 1 did not come to its end" in run_outcome(read(tmp_path)).censored
 
 
 def test_requests_that_never_began_are_missing(tmp_path: Path) -> None:
