@@ -8,16 +8,20 @@ sum; values are `[b, g, s, p]`.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
 from atom.engine.config import CacheConfig
 from atom.engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from atom.engine.transfer.pool_layout import PoolLayout
 
 __all__ = ["KVCache", "KVCacheShape", "available_memory", "choose_num_blocks"]
 
@@ -51,9 +55,13 @@ class KVCacheShape:
 class KVCache:
     """`keys[layer]` and `values[layer]`. Pages take memory when they are first written."""
 
-    def __init__(self, shape: KVCacheShape, num_blocks: int) -> None:
+    def __init__(self, shape: KVCacheShape, num_blocks: int, pool: tuple[memoryview, PoolLayout] | None = None) -> None:
+        """`pool`: memory of zeros that other processes read or write, laid out by `cache_layout` of the same shape."""
         self.shape = shape
         self.num_blocks = num_blocks
+        if pool is not None:
+            self._lie_in(*pool)
+            return
         g, s = shape.num_kv_heads, shape.block_size
         try:
             self.keys = [_zeros((num_blocks, g, shape.head_dim, s), shape.dtype) for _ in range(shape.num_layers)]
@@ -64,6 +72,16 @@ class KVCache:
                 f"cannot allocate {size:.1f} GiB for {num_blocks} KV blocks: lower --kv-cache-memory or "
                 f"--num-gpu-blocks-override"
             ) from None
+
+    def _lie_in(self, memory: memoryview, layout: PoolLayout) -> None:
+        shape = self.shape
+        dims = {"k": (shape.head_dim, shape.block_size), "v": (shape.block_size, shape.value_dim)}
+        arrays: dict[str, list[torch.Tensor]] = {"k": [], "v": []}
+        for piece in layout.pieces:
+            size = (self.num_blocks, shape.num_kv_heads, *dims[piece.kind])
+            flat = torch.frombuffer(memory, dtype=shape.dtype, count=math.prod(size), offset=piece.offset)
+            arrays[piece.kind].append(flat.view(size))
+        self.keys, self.values = arrays["k"], arrays["v"]
 
     def write(self, layer: int, slots_t: torch.Tensor, k_tgk: torch.Tensor, v_tgk: torch.Tensor) -> None:
         """Store keys and values of the step's tokens at slots `block · block_size + offset`."""
