@@ -143,17 +143,19 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     return iter(JsonlFile(path))
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, Any], *, mode: int | None = None) -> None:
     """Replace `path` atomically: a reader sees the old content or the new one, never a part."""
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    write_text(path, text)
+    write_text(path, text, mode=mode)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace `path` atomically with `text`, keeping the file's mode. RunError if the file system refuses."""
+def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
+    """Replace `path` atomically with `text`, keeping the file's mode unless another one is given. RunError if the file
+    system refuses."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
+        if mode is None:
+            mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
         fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
         try:
             with os.fdopen(fd, "w", encoding="utf-8") as file:

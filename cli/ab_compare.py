@@ -28,6 +28,7 @@ from atom.cli.options import parse_duration
 from atom.cli.publish import Output, TableConsole, show_tables, write_or_print
 from atom.cli.render import markdown, print_tables
 from atom.diag.compare.plan import Plan
+from atom.diag.compare.shown import shown
 from atom.recipes.errors import ExitStatus, UsageError
 
 __all__ = ["EXAMPLES", "ab_compare"]
@@ -85,7 +86,8 @@ def ab_compare(
     )
     if given["resume"] is not None:
         return _resume(ctx, given, output)
-    plan = plan_of(request_of(base, head, given))
+    told = {name for name in ctx.params if _is_given(ctx, name)}
+    plan = plan_of(request_of(base, head, given, told))
     if given["dry_run"]:
         return _dry_run(plan, output)
     _show_plan(plan, output)
@@ -116,7 +118,7 @@ def _flag(ctx: typer.Context, name: str) -> str:
 def _dry_run(plan: Plan, output: Output) -> int:
     tables = plan_tables(plan)
     for path in output.json:
-        write_or_print(path, json.dumps(plan.as_dict(), indent=2) + "\n")
+        write_or_print(path, json.dumps(shown(plan.as_dict()), indent=2) + "\n")
     if output.markdown is not None:
         write_or_print(output.markdown, markdown(tables))
     if not output.quiet and not output.owns_stdout:

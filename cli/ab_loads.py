@@ -34,6 +34,7 @@ _OWN: Final[Mapping[str, str]] = {
     "set_": "use --arm-set of ab-compare",
     "server_env": "use --base-env and --head-env of ab-compare",
     "seed": "use --seed of ab-compare, which all arms share",
+    "server_env_file": "use --base-env and --head-env of ab-compare",
     "output_dir": "each run has its own",
     "json_path": "use --json of ab-compare",
     "markdown": "use --markdown of ab-compare",

@@ -3,6 +3,7 @@ options themselves are in `cli/load_options.py`."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -153,6 +154,7 @@ def launch_options(given: dict[str, Any]) -> LaunchOptions:
         ("--devices", given["devices"]),
         ("--ready-timeout", given["ready_timeout"]),
         ("--server-env", given["server_env"] or None),
+        ("--server-env-file", given["server_env_file"]),
         ("--server-cpus", given["server_cpus"]),
         ("server arguments", arguments or None),
     ):
@@ -164,9 +166,31 @@ def launch_options(given: dict[str, Any]) -> LaunchOptions:
         variables=opt.parse_pairs("--set", given["set_"] or []),
         extra_args=arguments,
         ready_timeout_s=given["ready_timeout"],
-        env=opt.parse_pairs("--server-env", given["server_env"] or []),
+        env={**_env_of_file(given["server_env_file"]), **opt.parse_pairs("--server-env", given["server_env"] or [])},
         cpus=_server_cpus(given),
     )
+
+
+_MOST_ENV_BYTES: Final = 1 << 20
+
+
+def _env_of_file(name: str | None) -> dict[str, str]:
+    """What `--server-env-file` says. What it holds stands in no message."""
+    if name is None:
+        return {}
+    try:
+        with open(0 if name == "-" else name, "rb", closefd=name != "-") as file:
+            raw = file.read(_MOST_ENV_BYTES + 1)
+        env = json.loads(raw) if len(raw) <= _MOST_ENV_BYTES else None
+    except OSError as error:
+        raise UsageError(f"--server-env-file {name}: cannot read it: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        env = None
+    if not isinstance(env, dict) or not all(isinstance(one, str) for one in env.values()):
+        raise UsageError(
+            f'--server-env-file {name}: it must hold a JSON object of texts such as {{"NAME": "VALUE"}}, 1 MiB at most'
+        )
+    return env
 
 
 def _server_cpus(given: Mapping[str, Any]) -> tuple[int, ...] | None:

@@ -77,6 +77,14 @@ def server_options(
             metavar="NAME=VALUE", help="Environment of the recipe's server alone; repeatable.", rich_help_panel=SERVER
         ),
     ] = None,
+    server_env_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="The same as a JSON object in a file (- for standard input): command lines are visible to everybody.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
     server_cpus: Annotated[
         str | None,
         typer.Option(metavar="LIST", help="CPUs for the recipe's server, such as 0-3,8.", rich_help_panel=SERVER),

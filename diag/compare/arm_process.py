@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from atom.bench.redact import redact_environment
 from atom.diag.compare.arm_problem import complaint, port_was_taken
 from atom.diag.compare.arms import arm_environment
 from atom.diag.compare.container import write_container_recipe
@@ -34,7 +35,15 @@ from atom.recipes.launcher import takes_devices
 from atom.recipes.resolve import resolve_recipe
 from atom.recipes.spawn import module_command
 
-__all__ = ["CLIENT_LOG", "ArmProgress", "ProcessExecutor", "command_of", "server_environment"]
+__all__ = [
+    "CLIENT_LOG",
+    "ArmProgress",
+    "ProcessExecutor",
+    "command_of",
+    "longest_of",
+    "secret_environment",
+    "server_environment",
+]
 
 CLIENT_LOG: Final = "client.log"
 START_GATE: Final = "ATOM_START_GATE"
@@ -46,6 +55,10 @@ _END_S: Final = 150.0
 _KILLED_S: Final = 10.0
 _LIMIT_TIMES: Final = 10
 _LEAST_LIMIT_S: Final = 1800.0
+_REQUEST_S: Final = 60.0
+"""A request of a load that does not say how long it takes, at most."""
+_LONGEST_START_S: Final = 5 * 3600.0
+"""Builds included: until a load is ready, or says why it is not."""
 _NOT_FOR_LOADS: Final = ("GITHUB_STEP_SUMMARY", START_GATE)
 
 
@@ -75,8 +88,9 @@ def command_of(
     recipe: str | None = None,
     pin_server: bool = True,
 ) -> list[str]:
-    """What follows `atom`: the arm's load as anybody could type it. `recipe`: in place of the arm's own. `pin_server`:
-    unless its recipe does that. UsageError for an arm that nothing can be started of."""
+    """What follows `atom`: the arm's load as anybody could type it, with its `secret_environment` on standard input.
+    `recipe`: in place of the arm's own. `pin_server`: unless its recipe does that. UsageError for an arm that nothing
+    can be started of."""
     words = ["bench", load.bench]
     server_words: list[str] = []
     if arm.kind is ArmKind.URL:
@@ -89,8 +103,10 @@ def command_of(
         words += ["--recipe", recipe or given]
         for name, value in {"src": arm.src, "python": arm.python, **arm.variables}.items():
             words += [] if value is None else ["--set", f"{name}={value}"]
+        secret = secret_environment(arm, load)
         for name, value in server_environment(arm, load).items():
-            words += ["--server-env", f"{name}={value}"]
+            words += [] if name in secret else ["--server-env", f"{name}={value}"]
+        words += ["--server-env-file", "-"] if secret else []
         if half.devices is not None:
             words += ["--devices", half.devices]
         if half.server_cpus and pin_server:
@@ -110,6 +126,14 @@ def server_environment(arm: Arm, load: Load) -> dict[str, str]:
     return {**arm_environment(arm), **load.env, **arm.env}
 
 
+def secret_environment(arm: Arm, load: Load) -> dict[str, str]:
+    """What of it must not stand on a command line, which every user of the machine can read."""
+    if arm.kind is ArmKind.URL:
+        return {}
+    env = server_environment(arm, load)
+    return {name: env[name] for name, shown in redact_environment(env).items() if shown != env[name]}
+
+
 def _option(name: str, value: Any) -> list[str]:
     """A flag as words. A value that looks like one of its own stays with its flag."""
     flag = f"--{name}"
@@ -123,10 +147,26 @@ def _option(name: str, value: Any) -> list[str]:
     return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
 
 
+def longest_of(load: Load) -> float:
+    """Seconds after which a run of it is given up: ten times what it says it takes, half an hour at least. Of one that
+    does not say: half an hour, and what its requests and its duration may take beyond that."""
+    if load.seconds is not None:
+        return max(_LIMIT_TIMES * load.seconds, _LEAST_LIMIT_S)
+
+    def number(*names: str) -> float:
+        found = next((load.options[name] for name in names if load.options.get(name) is not None), 0)
+        return float(found) if isinstance(found, int | float) else 0.0
+
+    requests, rate = number("num-prompts", "limit"), number("request-rate")
+    lanes = number("max-concurrency", "concurrency") or 1.0
+    arrivals = requests / rate if 0 < rate < float("inf") else 0.0
+    return _LEAST_LIMIT_S + 2 * number("duration", "benchmark-duration") + arrivals + _REQUEST_S * requests / lanes
+
+
 class ProcessExecutor:
     """Carries out matched runs below the comparison's directory `out`. `seed`: of every load that names none.
     `cool_down_s`: between arms that take turns. `limit_s`: what a load may take once it has begun, lest a server that
-    hangs holds everything up; None: ten times what the load says it takes, half an hour at least."""
+    hangs holds everything up; default: `longest_of` the load."""
 
     def __init__(
         self,
@@ -184,18 +224,15 @@ class ProcessExecutor:
         run = matched.runs[side]
         arm, load, half = self._arms[run.arm], self._loads[matched.load], self._placement.halves[run.half]
         directory = directory.absolute()  # it holds `out`, which may be relative
-        part = _Part(arm=arm, side=side, directory=directory, matched=matched.key, limit_s=self._limit_of(load))
+        limit_s = longest_of(load) if self._limit_s is None else self._limit_s
+        part = _Part(arm=arm, side=side, directory=directory, matched=matched.key, limit_s=limit_s)
         if arm.kind is not ArmKind.RECORDED:
             try:
                 part.command = self._command(arm, load, half, directory)
+                part.secrets = secret_environment(arm, load)
             except UsageError as error:
                 part.refusal = str(error)
         return part
-
-    def _limit_of(self, load: Load) -> float | None:
-        if self._limit_s is not None or load.seconds is None:
-            return self._limit_s
-        return max(_LIMIT_TIMES * load.seconds, _LEAST_LIMIT_S)
 
     def _command(self, arm: Arm, load: Load, half: Half, directory: Path) -> list[str]:
         recipe = None
@@ -236,8 +273,7 @@ class ProcessExecutor:
                 for part in parts:
                     part.look()
                     self._tell(part)
-                    if part.limit_s is not None and part.seconds > part.limit_s:
-                        part.overran(part.limit_s)
+                    part.keep_to_limits()
                 if condition():
                     return
                 for key, _ in selector.select(_TICK_S):
@@ -302,6 +338,8 @@ class _Part:
     directory: Path
     matched: str
     command: list[str] = field(default_factory=list)
+    secrets: dict[str, str] = field(default_factory=dict)
+    """What it reads from its standard input."""
     refusal: str | None = None
     """Why there is no such command."""
     ready: bool = False
@@ -313,8 +351,9 @@ class _Part:
     events_fd: int = -1
     started_ns: int = 0
     ended_ns: int = 0
-    limit_s: float | None = None
+    limit_s: float
     _gone_ns: int = 0
+    _told_to_end_ns: int = 0
     _go_fd: int = -1
     _process: subprocess.Popen[bytes] | None = None
     _rest: bytes = b""
@@ -359,7 +398,7 @@ class _Part:
             try:
                 self._process = subprocess.Popen(
                     [*module_command("atom.cli.main"), *self.command],
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE if self.secrets else subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     env={**env, START_GATE: f"{go_read},{events_write}"},
@@ -369,6 +408,9 @@ class _Part:
             finally:
                 os.close(go_read)
                 os.close(events_write)
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError), self._process.stdin as stdin:  # it has just died: its status says so
+                stdin.write(json.dumps(self.secrets).encode())
 
     def start_again(self) -> None:
         """Once more, in a directory that is empty again but for the log."""
@@ -391,12 +433,24 @@ class _Part:
         """The other one did not start: there is nothing to compare with."""
         if not self.ended:
             self._blameless = True
-            self.signal(signal.SIGTERM)
+            self._end()
 
-    def overran(self, limit_s: float) -> None:
-        if self._why_ended is None:
-            self._why_ended = f"it was ended after {limit_s:g} s, before its load was over"
-            self.signal(signal.SIGTERM)
+    def keep_to_limits(self) -> None:
+        """End it when it takes too long, and kill it when that does not help: what it has started ends with it."""
+        now = time.monotonic_ns()
+        if self._told_to_end_ns:
+            if now > self._told_to_end_ns + _END_S * 1e9:
+                self.signal(signal.SIGKILL)
+        elif self.seconds > self.limit_s:
+            self._why_ended = f"it was ended after {self.limit_s:g} s, before its load was over"
+            self._end()
+        elif not self.ready and self.running and now > self.started_ns + _LONGEST_START_S * 1e9:
+            self._why_ended = f"it was ended after {_LONGEST_START_S:g} s, before its server was ready"
+            self._end()
+
+    def _end(self) -> None:
+        self._told_to_end_ns = time.monotonic_ns()
+        self.signal(signal.SIGTERM)
 
     def go(self, at_ns: int) -> None:
         self.gone, self._gone_ns = True, at_ns

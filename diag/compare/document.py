@@ -29,6 +29,7 @@ from atom.diag.compare.load_document import (
     load_documents,
     shape_of,
     target_of,
+from atom.diag.compare.shown import shown
     weigh,
 )
 from atom.diag.compare.metrics import METRICS
@@ -82,7 +83,8 @@ def document(out: Path) -> dict[str, Any]:
     result["verdict"] = _word(loads)
     result["status"] = int(comparison_status(result))
     result["figures"] = _figures(loads)
-    return result
+    told: dict[str, Any] = shown(result)
+    return told
 
 
 def is_decided(out: Path, plan: Plan, stream: Stream, pairs: Sequence[DonePair]) -> bool:

@@ -160,7 +160,8 @@ class Plan(_Json):
         return sum(known) + self.cool_down_s * max(0, len(runs) - 1)
 
     def write(self, directory: Path) -> None:
-        write_json(directory / PLAN_FILE, self.as_dict())
+        """For this user alone: it has what arms are given in their environments and arguments."""
+        write_json(directory / PLAN_FILE, self.as_dict(), mode=0o600)
 
     @classmethod
     def read(cls, directory: Path) -> Self:

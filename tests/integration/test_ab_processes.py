@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from atom.diag.compare import arm_process
 from atom.diag.compare.arm_process import ArmProgress, ProcessExecutor
 from atom.diag.compare.model import Arm, ArmKind, ArmRun, Half, Load, MatchedRun, Placement, Purpose, RunResult
 from atom.recipes.cpus import own_cpus
@@ -157,6 +158,67 @@ def test_a_load_that_takes_too_long_is_ended(tmp_path: Path) -> None:
         assert result.problem == "it was ended after 0.5 s, before its load was over"
         assert run_json(tmp_path, result)["validity"] == "interrupted"
     assert processes_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("stage", ["load", "starting"])
+def test_a_load_that_does_not_end_when_it_is_told_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """It is stopped, so that SIGTERM does not reach it; it overruns, or its counterpart does not start."""
+    monkeypatch.setattr(arm_process, "_END_S", 0.5)
+    own = str(tmp_path / "arms" / "base")
+    stopped: set[int] = set()
+
+    def stop(progress: ArmProgress) -> None:
+        if progress.arm == "base" and progress.stage == stage and not stopped:
+
+            def clients() -> set[int]:
+                return {
+                    pid
+                    for pid in all_pids()
+                    if {"bench", "--output-dir"} <= set(words := arguments_of(pid))
+                    and any(word.startswith(own) for word in words)
+                }
+
+            until(lambda: bool(clients()))
+            stopped.update(clients())
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+
+    head = arm("head") if stage == "load" else arm("head", "--no-such-flag")
+    base, _ = run(tmp_path, arm("base"), head, BOTH, loads=[load(LONG)], limit_s=1.0, on_progress=stop)
+    assert stopped
+    assert base.stage == ("load" if stage == "load" else "start")
+    assert "it was ended after 1 s" in str(base.problem) if stage == "load" else base.status == 130
+    until(lambda: processes_of(tmp_path) == [])
+
+
+def test_secrets_reach_the_server_and_no_command_line(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def look(progress: ArmProgress) -> None:
+        if progress.stage in ("ready", "load"):
+            seen.extend(word for pid in all_pids() for word in arguments_of(pid) if "hunter2" in word)
+
+    script = tmp_path / "tells.py"
+    script.write_text(
+        "import os, sys\n"
+        f"open({str(tmp_path / 'told')!r}, 'w').write(os.environ['MY_SECRET_TOKEN'])\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'atom.engine.server', *sys.argv[1:]])\n"
+    )
+    recipe = tmp_path / "tells.yaml"
+    recipe.write_text(
+        "name: tells\n"
+        f'command: ["{{python}}", "{script}", embedded, --executor, simulated, --port, "{{port}}"]\n'
+        'env: {PYTHONPATH: "{src}"}\n'
+    )
+    head = arm("head", recipe=str(recipe), env={"MY_SECRET_TOKEN": "hunter2 and\n more", "A": "b"})
+    results = run(tmp_path, arm("base"), head, ONE, on_progress=look)
+    assert [one.problem for one in results] == [None, None]
+    assert (tmp_path / "told").read_text() == "hunter2 and\n more"
+    assert not seen
+    env = run_json(tmp_path, results[1])["server"]["env"]
+    assert (env["MY_SECRET_TOKEN"], env["A"]) == ("<redacted>", "b")
 
 
 def test_a_port_that_was_taken_is_tried_once_more(tmp_path: Path) -> None:

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from atom.diag.compare.arm_problem import complaint, port_was_taken, telling_line
-from atom.diag.compare.arm_process import ProcessExecutor, command_of, server_environment
+from atom.diag.compare.arm_process import (
+    ProcessExecutor,
+    command_of,
+    longest_of,
+    secret_environment,
+    server_environment,
+)
 from atom.diag.compare.model import Arm, ArmKind, ArmRun, Half, Load, MatchedRun, Placement, Purpose
 from atom.recipes.errors import UsageError
 
@@ -188,3 +194,32 @@ def test_a_port_that_was_taken_is_recognised(tmp_path: Path) -> None:
     assert not port_was_taken(directory, log)
     log.write_text("error: --port 8000 is already in use by pid 7; choose another\n")
     assert port_was_taken(directory, log)
+
+
+def test_secrets_of_the_environment_are_on_no_command_line() -> None:
+    one = arm(env={"MY_SECRET_TOKEN": "hunter2", "A": "b"}, server_args=("--x",))
+    given = load(env={"PROXY": "http://user:hunter2@host"})
+    words = command_of(one, given, HALF, directory=OUT)
+    assert "hunter2" not in " ".join(words)
+    assert "A=b" in words
+    at = words.index("--server-env-file")
+    assert words[at + 1] == "-"
+    assert at < words.index("--")
+    assert secret_environment(one, given) == {"MY_SECRET_TOKEN": "hunter2", "PROXY": "http://user:hunter2@host"}
+    assert "--server-env-file" not in command_of(arm(env={"A": "b"}), load(), HALF, directory=OUT)
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ({"seconds": 30.0}, 1800),
+        ({"seconds": 600.0}, 6000),
+        ({}, 1800),
+        ({"options": {"duration": 1200}}, 1800 + 2400),
+        ({"options": {"num-prompts": 640, "max-concurrency": 64}}, 1800 + 600),
+        ({"options": {"num-prompts": 10, "request-rate": 0.5}}, 1800 + 20 + 600),
+        ({"options": {"num-prompts": 10, "request-rate": "inf", "duration": None}}, 1800 + 600),
+    ],
+)
+def test_every_load_has_a_limit(fields: dict[str, Any], seconds: float) -> None:
+    assert longest_of(load(**fields)) == seconds

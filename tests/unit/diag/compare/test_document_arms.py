@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from atom.bench.rundir import RunDirectory
+from atom.cli.dispatch import main
 from atom.diag.compare.crossover import CROSSED
 from atom.diag.compare.document import document
 from atom.diag.compare.journal import Journal
@@ -71,3 +75,36 @@ def test_a_cell_that_does_not_start_takes_nothing_from_the_other_cells(tmp_path:
         "base-head": "did not start",
     }
     assert cross["simple"]["source on the base's runtime"]["pct"] < -10
+
+
+SECRET = "hunter2"
+
+
+def test_secrets_stand_in_nothing_that_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = Made(tmp_path / "out", {"main": 10.0, "branch": 10.0}, pairs=1, aa_pairs=0)
+    hidden = {
+        "env": {"MY_SECRET_TOKEN": SECRET, "PROXY": f"http://user:{SECRET}@host", "SEEN": "yes"},
+        "server_args": ("--api-key", SECRET, "--seen", "yes"),
+        "variables": {"password": SECRET},
+    }
+    made.plan = replace(
+        made.plan,
+        arms=tuple(replace(one, **hidden) for one in made.plan.arms),
+        loads=tuple(
+            replace(one, env=hidden["env"], options={**one.options, "header": [f"X-Key: {SECRET}"]})
+            for one in made.plan.loads
+        ),
+        extras={"tests_command": f"pytest --api-key={SECRET}", "tests_text": f"tests: API_KEY={SECRET} pytest"},
+    )
+    out = made.write()
+    assert SECRET in (out / "plan.json").read_text()  # --resume starts servers with it
+    assert (out / "plan.json").stat().st_mode & 0o777 == 0o600
+    told = document(out)
+    assert SECRET not in json.dumps(told)
+    assert told["arms"][0]["env"]["SEEN"] == "yes"
+    assert told["arms"][0]["server_args"][-1] == "yes"
+    assert told["comparisons"][0]["key"] == "main..branch"
+    main(["report", str(out), "--json", str(tmp_path / "told.json"), "--markdown", str(tmp_path / "told.md")])
+    assert SECRET not in "".join(capsys.readouterr())
+    for path in (out / "summary.json", out / "report.html", tmp_path / "told.json", tmp_path / "told.md"):
+        assert SECRET not in path.read_text()
