@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -16,6 +16,7 @@ import typer
 
 from atom.cli import options as opt
 from atom.cli.options import parse_duration
+from atom.diag.compare.gate_document import ACCURACY_MARGIN_PCT
 from atom.diag.compare.gates import Gate, parse_gate
 from atom.diag.compare.metrics import PRIMARY_CHOICES, metric
 from atom.recipes.errors import UsageError
@@ -55,6 +56,8 @@ class ArmChange:
     server_args: tuple[str, ...] = ()
     image: str | None = None
     python: str | None = None
+    sha: str | None = None
+    """Of what cannot tell its commit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +93,8 @@ class Request:
     gates: tuple[Gate, ...]
     section_gates: tuple[str, ...]
     """`tests`, `accuracy`, `gc`: what the base has and the head has not fails."""
+    accuracy_margin_pct: float
+    """Percentage points that `--gate accuracy` lets the head lose."""
     placement: str
     devices: str | None
     cpus: str | None
@@ -102,6 +107,8 @@ class Request:
     cross: bool
     probe_outputs: int
     """Prompts, of every run of one load."""
+    told: frozenset[str] = frozenset()
+    """Options that were given, by the names of their parameters."""
 
 
 # ---- groups; see cli/option_groups.py
@@ -173,6 +180,14 @@ def arm_options(
     arm_python: Annotated[
         list[str] | None,
         typer.Option(metavar="LABEL:PATH", help="{python} of an arm's recipe.", rich_help_panel=ARMS),
+    ] = None,
+    arm_sha: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LABEL:SHA",
+            help="Commit of a recorded arm, or of a server that runs already, which does not tell.",
+            rich_help_panel=ARMS,
+        ),
     ] = None,
 ) -> None:
     """What is compared."""
@@ -281,7 +296,7 @@ def evidence_options(
         list[str] | None,
         typer.Option(
             metavar="METRIC:PCT",
-            help="The same for any metric; or tests, accuracy, gc, where those are compared. Repeatable.",
+            help="The same for any metric; or tests, accuracy[:POINTS], gc, where those are compared. Repeatable.",
             rich_help_panel=EVIDENCE,
         ),
     ] = None,
@@ -351,8 +366,10 @@ def output_options(
 # ---- what they mean together
 
 
-def request_of(base: str | None, head: str | None, given: Mapping[str, Any]) -> Request:
-    """UsageError that names the option, for what cannot be."""
+def request_of(
+    base: str | None, head: str | None, given: Mapping[str, Any], told: Collection[str] = frozenset()
+) -> Request:
+    """UsageError that names the option, for what cannot be. `told`: which of `given` were not left to their default."""
     _check_numbers(given)
     arms = _arms(base, head, given)
     if given["load"] and given["suite"]:
@@ -360,7 +377,7 @@ def request_of(base: str | None, head: str | None, given: Mapping[str, Any]) -> 
     tests = given["tests_command"] if given["tests_command"] is not None else ("" if given["tests"] else None)
     if given["accuracy_dataset"] is not None and given["accuracy"] is None:
         raise UsageError("--accuracy-dataset needs --accuracy N: how many of its questions are asked")
-    gates, sections = _gates(given["fail_if_slower"], given["gate"] or [])
+    gates, sections, accuracy_margin_pct = _gates(given["fail_if_slower"], given["gate"] or [])
     _check_section_gates(sections, given)
     if given["primary"] is not None and given["primary"] not in PRIMARY_CHOICES:
         raise UsageError(f"--primary must be one of {', '.join(PRIMARY_CHOICES)}; got {given['primary']!r}")
@@ -383,6 +400,7 @@ def request_of(base: str | None, head: str | None, given: Mapping[str, Any]) -> 
         margin_pct=None if given["margin"] is None else parse_percent("--margin", given["margin"]),
         gates=gates,
         section_gates=sections,
+        accuracy_margin_pct=accuracy_margin_pct,
         placement=given["placement"],
         devices=given["devices"],
         cpus=given["cpus"],
@@ -392,6 +410,7 @@ def request_of(base: str | None, head: str | None, given: Mapping[str, Any]) -> 
         gc=given["gc"],
         cross=given["cross"],
         probe_outputs=given["probe_outputs"],
+        told=frozenset(told),
     )
 
 
@@ -403,6 +422,8 @@ def _check_numbers(given: Mapping[str, Any]) -> None:
     if given["max_pairs"] is not None:
         if not given["until_decided"]:
             raise UsageError("--max-pairs is for --until-decided; --pairs says how many there are without it")
+        if given["max_pairs"] < 2:
+            raise UsageError("--max-pairs must be at least 2: one pair decides nothing")
         if given["max_pairs"] < given["pairs"]:
             raise UsageError(f"--max-pairs {given['max_pairs']} is fewer than --pairs {given['pairs']}")
     if given["placement"] not in ("auto", "halves", "serial"):
@@ -417,15 +438,23 @@ def parse_percent(flag: str, text: str) -> float:
     return float(match[1])
 
 
-def _gates(fail_if_slower: str | None, gates: Sequence[str]) -> tuple[tuple[Gate, ...], tuple[str, ...]]:
-    """Of metrics, and of sections."""
+def _gates(fail_if_slower: str | None, gates: Sequence[str]) -> tuple[tuple[Gate, ...], tuple[str, ...], float]:
+    """Of metrics, and of sections; and the margin of accuracy."""
     found: list[Gate] = []
     sections: list[str] = []
+    margin_pct = ACCURACY_MARGIN_PCT
     if fail_if_slower is not None:
         found.append(Gate(slower_pct=parse_percent("--fail-if-slower", fail_if_slower)))
     for text in gates:
         if text in SECTION_GATES:
             sections.append(text)
+            continue
+        name, colon, limit = text.partition(":")
+        if name == "accuracy" and colon:
+            margin_pct = parse_percent(f"--gate {text}: its limit", limit)
+            if margin_pct > 100:
+                raise UsageError(f"--gate {text}: no more than 100 points can be lost")
+            sections.append(name)
             continue
         try:
             gate = parse_gate(text)
@@ -436,7 +465,7 @@ def _gates(fail_if_slower: str | None, gates: Sequence[str]) -> tuple[tuple[Gate
         if any((one.metric, one.load) == (gate.metric, gate.load) for one in found):
             raise UsageError(f"--gate {text}: there is one on this already")
         found.append(gate)
-    return tuple(found), tuple(dict.fromkeys(sections))
+    return tuple(found), tuple(dict.fromkeys(sections)), margin_pct
 
 
 def _check_section_gates(sections: Sequence[str], given: Mapping[str, Any]) -> None:
@@ -477,7 +506,7 @@ def _further(text: str) -> ArmRequest:
 
 _CHANGES: Final = (
     *("base_image", "head_image", "base_args", "head_args", "base_env", "head_env"),
-    *("arm_env", "arm_set", "arm_args", "arm_image", "arm_python"),
+    *("arm_env", "arm_set", "arm_args", "arm_image", "arm_python", "arm_sha"),
 )
 
 
@@ -521,6 +550,9 @@ def arm_changes(labels: Sequence[str], given: Mapping[str, Any]) -> list[ArmChan
     for text in given["arm_python"] or []:
         label, value = _labelled("--arm-python", text)
         change("--arm-python", label, python=value)
+    for text in given["arm_sha"] or []:
+        label, value = _labelled("--arm-sha", text)
+        change("--arm-sha", label, sha=value)
     return changes
 
 

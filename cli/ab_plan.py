@@ -3,7 +3,8 @@ Makes nothing and starts nothing, so that a plan can be shown first."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,21 +14,31 @@ from atom.cli.ab_options import ArmChange, Request, arm_changes
 from atom.diag.compare.arms import resolve_arm
 from atom.diag.compare.confounds import confounded
 from atom.diag.compare.crossover import crossed_arms, crossed_comparisons
-from atom.diag.compare.gates import Gate
+from atom.diag.compare.gates import Gate, check_gate_loads
 from atom.diag.compare.git import open_repository
 from atom.diag.compare.model import Arm, ArmKind, Comparison, Half, Load, Placement
 from atom.diag.compare.placement import choose_placement, this_machine
 from atom.diag.compare.plan import Plan, make_plan
 from atom.diag.compare.provenance import difference, with_packages
+from atom.diag.compare.recorded_arms import recorded_load
 from atom.diag.compare.unit_tests import DEFAULT_COMMAND
 from atom.recipes.errors import UsageError
-from atom.recipes.placeholders import uses
+from atom.recipes.launcher import takes_devices
 from atom.recipes.resolve import resolve_recipe
 from atom.recipes.suite import default_suite
 
 __all__ = ["plan_of"]
 
 _NOWHERE: Final = Placement(halves=(Half(name="recorded"),), reason="nothing is run: the arms are records")
+_NOT_OF_RECORDS: Final = (
+    *("recipe", "suite", "load", "pairs", "swap", "aa", "until_decided", "max_pairs", "deadline", "cooldown"),
+    *("placement", "devices", "cpus", "seed", "tests", "tests_command", "accuracy", "gc", "cross", "probe_outputs"),
+)
+"""Options that say how arms are run."""
+_OWN_ENGINE: Final = "atom.engine"
+"""It takes devices, and computes on CPUs."""
+_NONCE_BYTES: Final = 4
+_AGENTIC: Final = "aiperf-agentic"
 
 GC_SECONDS: Final = 60
 """Of the long run of `--gc`, where no suite says otherwise: long enough for growth to be told from noise."""
@@ -38,25 +49,21 @@ _PROBED: Final = ("random", "sharegpt", "custom", "trace")
 def plan_of(request: Request) -> Plan:
     """UsageError for what cannot be."""
     arms = _arms(request)
-    _check_refs(request, arms)
+    _check_options(request, arms)
+    given = _given_loads(request)
+    _check_refs(request, arms, given)
     comparisons = [Comparison(base=arms[0].label, head=arm.label) for arm in arms[1:]]
     if request.cross:
         comparisons = crossed_comparisons(arms[0], arms[1])
         arms = [*arms, *crossed_arms(arms[0], arms[1])]
     recorded = all(arm.kind is ArmKind.RECORDED for arm in arms)
-    placement = (
-        _NOWHERE
-        if recorded
-        else choose_placement(
-            request.devices,
-            request.cpus,
-            asked=request.placement,
-            machine=this_machine(gpus=_may_use_gpus(request, arms)),
-        )
-    )
-    loads, suite = _loads(request, arms, gpus=placement.halves[0].devices is not None)
+    placement = _NOWHERE if recorded else _placement(request, arms, given)
+    loads, suite = _loads(request, arms, given, gpus=placement.halves[0].devices is not None)
+    _check_devices(request, arms, loads)
+    declared = given if given is not None else [] if suite is None else suite_loads(suite)
     arms = [_with_packages(arm, loads) for arm in arms]
     _check_tests(request, arms)
+    check_gate_loads(request.gates, loads)
     return make_plan(
         arms,
         comparisons,
@@ -70,9 +77,12 @@ def plan_of(request: Request) -> Plan:
         max_pairs=request.max_pairs,
         deadline_s=request.deadline_s,
         cool_down_s=request.cooldown_s or 0.0,
-        gates=[*map(_gate, request.gates), *({"section": name} for name in request.section_gates)],
+        gates=[*map(_gate, request.gates), *_section_gates(request)],
         suite=suite,
-        extras=_extras(request, arms, comparisons, loads),
+        extras={
+            **_extras(request, arms, comparisons, loads),
+            "notes": _notes(request, arms, loads, declared, placement),
+        },
     )
 
 
@@ -95,25 +105,69 @@ def _resolved(request: Request, changes: Sequence[ArmChange]) -> list[Arm]:
                 variables=change.variables,
                 env=change.env,
                 server_args=change.server_args,
+                sha=change.sha,
                 taken=[arm.label for arm in arms],
             )
         )
     return arms
 
 
-def _may_use_gpus(request: Request, arms: Sequence[Arm]) -> bool:
-    """Whether halves are to be of GPUs: not for servers whose recipes take none."""
-    if request.devices is not None:
-        return True
+def _check_options(request: Request, arms: Sequence[Arm]) -> None:
+    """What was given and would be ignored."""
+    recorded = [arm.kind is ArmKind.RECORDED for arm in arms]
+    refused = _NOT_OF_RECORDS if all(recorded) else ()
+    if recorded[0] or all(recorded[1:]):  # each comparison has as many pairs as there are records
+        refused = (*refused, "pairs", "until_decided", "max_pairs")
+    for name in refused:
+        if name in request.told:
+            flag = "--no-swap" if name == "swap" and not request.swap else f"--{name.replace('_', '-')}"
+            why = "nothing is run" if all(recorded) else "there are as many pairs as records"
+            raise UsageError(f"{flag}: leave it out, for the arms are recorded already: {why}")
+    if request.recipe is not None and all(arm.kind is not ArmKind.REF for arm in arms):
+        raise UsageError("--recipe says how a git ref is built and started, and none of the arms is one: leave it out")
+
+
+def _check_devices(request: Request, arms: Sequence[Arm], loads: Sequence[Load]) -> None:
+    """GPUs that were named are used by every server, or it is said which one takes none."""
+    if request.devices is None:
+        return
+    for arm in arms:
+        if arm.kind is ArmKind.URL:
+            raise UsageError(f"--devices: {arm.label} is a server that runs already, and its devices are its own")
+        if arm.kind is ArmKind.RECORDED:
+            continue
+        for name in dict.fromkeys([arm.recipe] if arm.recipe else [load.recipe for load in loads]):
+            if name is not None and not takes_devices(resolve_recipe(name)):
+                raise UsageError(
+                    f"--devices: recipe {name} of {arm.label} says in no field how to choose devices; "
+                    "give it `devices.env`, or leave --devices out"
+                )
+
+
+def _placement(request: Request, arms: Sequence[Arm], loads: Sequence[Load] | None) -> Placement:
+    """Of servers that run already only the clients are placed."""
+    machine = this_machine(gpus=request.devices is not None or _may_use_gpus(arms, loads or ()))
+    placement = choose_placement(request.devices, request.cpus, asked=request.placement, machine=machine)
+    if any(arm.kind in (ArmKind.REF, ArmKind.RECIPE) for arm in arms):
+        return placement
+    halves = tuple(replace(half, devices=None, server_cpus=()) for half in placement.halves)
+    how = "both arms at once" if placement.concurrent else "one arm after the other"
+    return Placement(halves=halves, reason=f"{how}: the servers run already, where they are")
+
+
+def _may_use_gpus(arms: Sequence[Arm], loads: Sequence[Load]) -> bool:
+    """Whether halves are to be of GPUs: not for servers whose recipes take none, or that compute on CPUs."""
     names = [arm.recipe for arm in arms if arm.recipe is not None]
-    names += [load.recipe for load in map(parse_load, request.loads) if load.recipe is not None]
-    return any(uses(resolve_recipe(name), "devices") for name in dict.fromkeys(names))
+    if any(arm.kind is ArmKind.REF and arm.recipe is None for arm in arms):
+        names += [load.recipe for load in loads if load.recipe is not None]
+    recipes = map(resolve_recipe, dict.fromkeys(names))
+    return any(takes_devices(one) and _OWN_ENGINE not in one.source_tree.packages for one in recipes)
 
 
-def _check_refs(request: Request, arms: Sequence[Arm]) -> None:
+def _check_refs(request: Request, arms: Sequence[Arm], loads: Sequence[Load] | None) -> None:
     """Refs of other projects need a recipe."""
     refs = [arm for arm in arms if arm.kind is ArmKind.REF and arm.recipe is None]
-    if not refs or any(load.recipe is not None for load in map(parse_load, request.loads)):
+    if not refs or (request.loads and any(load.recipe is not None for load in loads or ())):
         return
     places = {(str(arm.provenance["repository"]), str(arm.provenance["sha"])) for arm in refs}
     if not any(open_repository(Path(place)).ask("rev-parse", "--verify", "-q", f"{sha}:.src") for place, sha in places):
@@ -131,18 +185,25 @@ def _with_packages(arm: Arm, loads: Sequence[Load]) -> Arm:
 # ---- loads
 
 
-def _loads(request: Request, arms: Sequence[Arm], *, gpus: bool) -> tuple[list[Load], str | None]:
+def _given_loads(request: Request) -> list[Load] | None:
+    """Those that were asked for; None where that is left to the machine."""
+    if request.loads:
+        return [parse_load(text) for text in request.loads]
+    return None if request.suite is None else suite_loads(request.suite)
+
+
+def _loads(
+    request: Request, arms: Sequence[Arm], given: Sequence[Load] | None, *, gpus: bool
+) -> tuple[list[Load], str | None]:
     """And the suite that they are from."""
     own = all(arm.kind is not ArmKind.REF or arm.recipe is not None or request.recipe for arm in arms)
-    suite = None
-    if request.loads:
-        loads = [parse_load(text) for text in request.loads]
-    elif all(arm.kind is ArmKind.RECORDED for arm in arms):
-        loads = [Load(name="recorded", bench="recorded")]
-    else:
-        suite = request.suite or default_suite(gpus=int(gpus), own_servers=own)
-        loads = suite_loads(suite)
-    loads = [_declared(load, request) for load in _told_apart(loads)]
+    suite = request.suite
+    if all(arm.kind is ArmKind.RECORDED for arm in arms):
+        return [_declared(recorded_load(arms), request)], None
+    if given is None:
+        suite = default_suite(gpus=int(gpus), own_servers=own)
+        given = suite_loads(suite)
+    loads = [_same_markers(_declared(load, request), request.seed) for load in _told_apart(given)]
     loads = _probed(loads, request.probe_outputs)
     if request.gc and not any(load.section == "gc" for load in loads):
         loads.append(_long_run(own, gpus))
@@ -180,6 +241,17 @@ def _declared(load: Load, request: Request) -> Load:
     if request.margin_pct is not None:
         changes["margin_pct"] = request.margin_pct
     return replace(load, **changes)
+
+
+def _same_markers(load: Load, seed: int) -> Load:
+    """What tells an agentic load's prompts from those of other runs is the same in all runs of a comparison."""
+    options = load.options
+    if load.bench != _AGENTIC or "cache-bust-nonce" in options or options.get("cache-bust") == "none":
+        return load
+    if options.get("client", "native") != "native":
+        return load
+    nonce = hashlib.sha256(f"{seed}:{load.name}".encode()).hexdigest()[: 2 * _NONCE_BYTES]
+    return replace(load, options={**options, "cache-bust-nonce": nonce})
 
 
 def _long_run(own: bool, gpus: bool) -> Load:
@@ -224,6 +296,11 @@ def _gate(gate: Gate) -> dict[str, Any]:
     return {"slower_pct": gate.slower_pct, "metric": gate.metric, "load": gate.load}
 
 
+def _section_gates(request: Request) -> list[dict[str, Any]]:
+    margin = {"margin_pct": request.accuracy_margin_pct}
+    return [{"section": name, **(margin if name == "accuracy" else {})} for name in request.section_gates]
+
+
 def _extras(
     request: Request, arms: Sequence[Arm], comparisons: Sequence[Comparison], loads: Sequence[Load]
 ) -> dict[str, Any]:
@@ -248,3 +325,35 @@ def _extras(
     if request.gc:
         extras["gc_text"] = "the API process of each arm over a long run"
     return extras
+
+
+def _notes(
+    request: Request,
+    arms: Sequence[Arm],
+    loads: Sequence[Load],
+    declared: Sequence[Load],
+    placement: Placement,
+) -> list[str]:
+    """What else has to be known. `declared`: the loads before the command line changed them."""
+    gpus = placement.halves[0].devices is not None
+    return [*_overridden(request, declared), *(_not_placed(arms, loads) if gpus else ())]
+
+
+def _overridden(request: Request, declared: Sequence[Load]) -> Iterator[str]:
+    """What the loads declare, and the command line declares otherwise."""
+    plain = Load(name="plain", bench="plain") if request.loads else None
+    for load in declared:
+        if request.primary not in (None, load.primary) and (plain is None or load.primary != plain.primary):
+            yield f"--primary {request.primary} decides {load.name}, instead of {load.primary}"
+        if request.margin_pct not in (None, load.margin_pct) and (plain is None or load.margin_pct != plain.margin_pct):
+            yield f"--margin {request.margin_pct:g}% holds for {load.name}, instead of {load.margin_pct:g}%"
+
+
+def _not_placed(arms: Sequence[Arm], loads: Sequence[Load]) -> Iterator[str]:
+    """Servers that do not keep to the GPUs of their half."""
+    started = [arm for arm in arms if arm.kind in (ArmKind.REF, ArmKind.RECIPE)]
+    names = [name for arm in started for name in ([arm.recipe] if arm.recipe else [load.recipe for load in loads])]
+    for name in dict.fromkeys(name for name in names if name is not None):
+        recipe = resolve_recipe(name)
+        if not takes_devices(recipe) and _OWN_ENGINE not in recipe.source_tree.packages:
+            yield f"recipe {name} has no `devices.env`: its server is not told which GPUs are its half's"

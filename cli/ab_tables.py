@@ -150,6 +150,11 @@ def _metric_tables(load: Mapping[str, Any], width: int) -> list[Table]:
     return [table]
 
 
+_FAMILIES: Final = (
+    "two families, each wrong in at most 5% of comparisons without a difference: what decides, and everything else"
+)
+
+
 def _metric_table(load: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], *, wide: bool) -> Table:
     pairs = sum(pair["complete"] for pair in load["pairs"])
     count = f"{pairs} pair" + ("" if pairs == 1 else "s")
@@ -159,6 +164,8 @@ def _metric_table(load: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]],
     columns += [*(["Δ"] if wide else []), "Δ %", "95% CI (%)", *(["noise\nfloor (%)"] if wide else []), "verdict"]
     rows = [_metric_row(metric, wide) for metric in metrics]
     notes = [*load["remarks"], *([] if wide else _below(metrics)), f"{PRIMARY}decides: declared before anything ran"]
+    if len(metrics) > 1:
+        notes.append(_FAMILIES)
     notes += ["* confounded: the arms differ in more than one thing"] if metrics[0]["word"] == "confounded" else []
     return Table(title, columns, rows, notes, text_columns=(len(columns) - 1,))
 
@@ -282,7 +289,9 @@ def _sections(document: Document, width: int) -> list[Table]:
         *api_process_section_tables(document["gc"], width=width),
     ]
     if outputs := document.get("outputs"):
-        tables.append(Table("", (), (), [outputs["text"]]))
+        several = len({(one["base"], one["head"]) for one in outputs}) > 1
+        lines = [f"{one['load']}{', ' + one['head'] if several else ''}: {one['text']}" for one in outputs]
+        tables.append(Table("", (), (), lines))
     return tables
 
 

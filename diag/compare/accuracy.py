@@ -21,6 +21,7 @@ from atom.bench.gsm8k.compare import keyed, mcnemar_p
 from atom.bench.gsm8k.extract import FILTERS
 from atom.bench.gsm8k.questions import QuestionResult, read_questions
 from atom.bench.rundir import RunDirectory
+from atom.diag.compare.statistics import holm
 from atom.recipes.errors import UsageError
 
 __all__ = ["accuracy_section"]
@@ -47,10 +48,12 @@ def accuracy_section(base: Sequence[Path], head: Sequence[Path], *, base_label: 
     """Of run directories of `atom bench gsm8k`, one or more per arm.
 
     `{base, head, problems, figure, n, runs {base, head}, filters[] {filter, base {value, stderr}, head {value, stderr},
-    difference, difference_stderr, ci [low, high], better, worse, p, verdict}, within {base, head}, notes[]}`. `better`:
-    questions that the head gets right more often. `p`: exact sign test over the questions that differ, which with one
-    run per arm is McNemar's. `within`: share of the questions on which two runs of the arm disagree, None with one run.
-    Runs that cannot be read are named in `notes`; `n` is 0 if no question is in both arms.
+    difference, difference_stderr, ci [low, high], better, worse, p, adjusted_p, verdict}, within {base, head},
+    notes[]}`. `better`: questions that the head gets right more often. `p`: exact sign test over the questions that
+    differ, which with one run per arm is McNemar's; `adjusted_p`, which the verdict goes by: Holm's over the filters.
+    `ci`: with half a question lost, half won, and one unchanged added (Agresti and Min 2005), so that a few questions
+    that all agree do not look like certainty. `within`: share of the questions on which two runs of the arm disagree,
+    None with one run. Runs that cannot be read are named in `notes`; `n` is 0 if no question is in both arms.
     """
     notes: list[str] = []
     sides = _read(base, notes), _read(head, notes)
@@ -73,7 +76,7 @@ def accuracy_section(base: Sequence[Path], head: Sequence[Path], *, base_label: 
         "figure": None if first is None else first.figure,
         "n": len(common),
         "runs": {"base": len(sides[0]), "head": len(sides[1])},
-        "filters": [_compared(name, common, sides, head_label) for name in FILTERS],
+        "filters": _filters(common, sides, head_label),
         "within": {"base": _disagreement(sides[0]), "head": _disagreement(sides[1])},
         "notes": notes,
     }
@@ -111,31 +114,41 @@ def _share(side: Sequence[_Asked], key: _Key, name: str) -> float:
     return statistics.fmean(run.results[key].hit(name) for run in side if key in run.results)
 
 
-def _compared(
-    name: str, common: Sequence[_Key], sides: tuple[list[_Asked], list[_Asked]], head_label: str
-) -> dict[str, Any]:
+def _filters(common: Sequence[_Key], sides: tuple[list[_Asked], list[_Asked]], head_label: str) -> list[dict[str, Any]]:
+    rows = [_compared(name, common, sides) for name in FILTERS]
+    adjusted = holm([1.0 if row["p"] is None else row["p"] for row in rows])
+    for row, p in zip(rows, adjusted, strict=True):
+        row["adjusted_p"] = None if row["p"] is None else p
+        row["verdict"] = _verdict(row["adjusted_p"], row["ci"], row["difference"], head_label)
+    return rows
+
+
+def _compared(name: str, common: Sequence[_Key], sides: tuple[list[_Asked], list[_Asked]]) -> dict[str, Any]:
     before, after = ([_share(side, key, name) for key in common] for side in sides)
     steps = [new - old for old, new in zip(before, after, strict=True)]
     difference, error = _mean(steps)
     better, worse = sum(step > 0 for step in steps), sum(step < 0 for step in steps)
-    p = mcnemar_p(worse, better) if common else None
-    ci = (
-        None
-        if difference is None or error is None
-        else [difference - _QUANTILE * error, difference + _QUANTILE * error]
-    )
     return {
         "filter": name,
         "base": dict(zip(("value", "stderr"), _mean(before), strict=True)),
         "head": dict(zip(("value", "stderr"), _mean(after), strict=True)),
         "difference": difference,
         "difference_stderr": error,
-        "ci": ci,
+        "ci": _interval(steps),
         "better": better,
         "worse": worse,
-        "p": p,
-        "verdict": _verdict(p, ci, difference, head_label),
+        "p": mcnemar_p(worse, better) if common else None,
     }
+
+
+def _interval(steps: Sequence[float]) -> list[float] | None:
+    """Of the mean step, each from -1 to 1."""
+    if not steps:
+        return None
+    n = len(steps) + 2
+    mean = math.fsum(steps) / n
+    half = _QUANTILE * math.sqrt((math.fsum(step**2 for step in steps) + 1) / n - mean**2) / math.sqrt(n)
+    return [max(mean - half, -1.0), min(mean + half, 1.0)]
 
 
 def _mean(values: Sequence[float]) -> tuple[float | None, float | None]:

@@ -21,24 +21,18 @@ from atom.diag.compare.confounds import confounded, observed
 from atom.diag.compare.crossover import crossover_section
 from atom.diag.compare.evidence import ScoredPair, metric_effects, scored_pairs
 from atom.diag.compare.failures import failure_of
+from atom.diag.compare.gate_document import is_load_decided, section_gates, unmatched_gates
 from atom.diag.compare.journal import DonePair, Records, read_records
-from atom.diag.compare.load_document import (
-    LoadEvidence,
-    half_text,
-    is_load_decided,
-    load_documents,
-    shape_of,
-    target_of,
-from atom.diag.compare.shown import shown
-    weigh,
-)
+from atom.diag.compare.load_document import half_text, load_documents, shape_of, target_of
 from atom.diag.compare.metrics import METRICS
 from atom.diag.compare.model import Arm, ArmKind, Comparison, Load
 from atom.diag.compare.outcomes import RunEvidence, outcomes_of
-from atom.diag.compare.outputs import divergence, read_outputs
+from atom.diag.compare.outputs import Output, divergence, read_outputs
 from atom.diag.compare.plan import Plan, Stream
+from atom.diag.compare.shown import shown
 from atom.diag.compare.statistics import Estimate, estimate
 from atom.diag.compare.unit_tests import unit_tests_section
+from atom.diag.compare.weighed import LoadEvidence, sound_control, weigh
 from atom.recipes.errors import ExitStatus
 
 __all__ = ["TITLE", "comparison_status", "document", "is_comparison", "is_decided"]
@@ -61,7 +55,11 @@ def document(out: Path) -> dict[str, Any]:
     sections = _sections(view)
     run = RunDirectory.open(out).read_run_json()
     validity, reasons = _worth(view, loads, run)
-    gates = [*(gate for load in loads for gate in load["gates"]), *_section_gates(plan, sections)]
+    gates = [
+        *(gate for load in loads for gate in load["gates"]),
+        *unmatched_gates(plan),
+        *section_gates(plan, sections),
+    ]
     result: dict[str, Any] = {
         "title": TITLE,
         "ended": run.get("ended"),
@@ -96,6 +94,7 @@ def is_decided(out: Path, plan: Plan, stream: Stream, pairs: Sequence[DonePair])
         comparison=comparison,
         load=plan.load(name),
         pairs=scored_pairs(out, pairs, concurrent=plan.placement.concurrent),
+        control=_View.of(out).scored((f"{comparison.base}..{comparison.base}", name)),
         planned=len(pairs),
     )
     family = len(plan.comparisons) * sum(load.section == "load" for load in plan.loads)
@@ -147,10 +146,18 @@ class _View:
 
     def confounded(self, comparison: Comparison) -> list[str]:
         """By the plan and by what the runs show."""
-        facts = {label: observed(self.runs_of(label)) for label in (comparison.base, comparison.head)}
+        seen = observed(self.matched(comparison))
         base, head = (self.plan.arm(label) for label in (comparison.base, comparison.head))
         loads = [load for load in self.plan.loads if load.section != "accuracy"] or self.plan.loads
-        return list(dict.fromkeys(line for load in loads for line in confounded(base, head, load, facts)))
+        return list(dict.fromkeys(line for load in loads for line in confounded(base, head, load, seen)))
+
+    def matched(self, comparison: Comparison) -> Iterator[tuple[Path, Path]]:
+        """Run directories of base and head of every matched run that has both."""
+        for load in self.plan.loads:
+            for pair in self.records.done_of(self.plan, (comparison.key, load.name)):
+                for base, head in pair.results:
+                    if base.has_records and head.has_records:
+                        yield self.out / base.directory, self.out / head.directory
 
     def runs_of(self, arm: str) -> list[Path]:
         return [self.out / one.directory for one in self.records.current.values() if one.arm == arm and one.has_records]
@@ -234,7 +241,7 @@ def _scope(view: _View, run: Mapping[str, Any]) -> dict[str, str]:
         if recorded
         else ", ".join(dict.fromkeys(map(str, run.get("devices") or []))) or f"{host.get('cpus', '?')} CPUs",
         "halves": ""
-        if recorded
+        if not any(arm.kind in (ArmKind.REF, ArmKind.RECIPE) for arm in plan.arms)
         else " / ".join(halves) + (", at the same time" if plan.placement.concurrent else ", in turns"),
         "model": _once(target.get("model") for target in targets),
         "executor": _once(_executor(target.get("executor")) for target in targets),
@@ -270,17 +277,35 @@ def _sections(view: _View) -> dict[str, Any]:
         if any(accuracy)
         else None,
         "gc": api_process_section(*gc, base_label=first.base, head_label=first.head) if any(gc) else None,
-        "outputs": _outputs(view, first),
+        "outputs": _outputs(view),
         "causal": _net(view, crossed=False),
         "cross": _net(view, crossed=True),
     }
 
 
-def _outputs(view: _View, comparison: Comparison) -> dict[str, Any] | None:
-    """Greedy outputs of the arms against each other and against themselves."""
-    sides = [[read_outputs(path) for path in side if path.is_dir()] for side in view.directories(comparison, "load")]
-    found = divergence(sides[0], sides[1])
-    return None if found is None else found.as_dict()
+def _outputs(view: _View) -> list[dict[str, Any]] | None:
+    """Greedy outputs of two arms against each other and against themselves, per load that asked for them: under another
+    load the same arm may well answer otherwise. Runs of the A/A control are runs of the base."""
+    told = []
+    for comparison in view.plan.comparisons:
+        for load in view.plan.loads:
+            if load.section != "load":
+                continue
+            pairs = view.scored((comparison.key, load.name))
+            base, head = _answers(pairs, 0), _answers(pairs, 1)
+            control, _ = sound_control(view.scored((f"{comparison.base}..{comparison.base}", load.name)))
+            base += [one for side in (0, 1) for one in _answers(control, side)]
+            found = divergence(base, head)
+            if found is not None:
+                names = {"load": load.name, "base": comparison.base, "head": comparison.head}
+                told.append({**names, **found.as_dict()})
+    return told or None
+
+
+def _answers(pairs: Sequence[ScoredPair], side: int) -> list[Mapping[int, Output]]:
+    """Of each run of a side."""
+    sides = (one.sides[side] for pair in pairs for one in pair.runs)
+    return [read_outputs(one.path) for one in sides if one.result.has_records and one.path.is_dir()]
 
 
 def _net(view: _View, *, crossed: bool) -> list[dict[str, Any]]:
@@ -297,7 +322,7 @@ def _net(view: _View, *, crossed: bool) -> list[dict[str, Any]]:
         for comparison in plan.comparisons:
             pairs = view.scored((comparison.key, load.name))
             evidence += _run_evidence(view, pairs, load, question.metric)
-            found = estimate(metric_effects(pairs, question.metric), plan.confidence)
+            found = estimate(metric_effects(pairs, question.metric))
             if found.n:
                 estimates[comparison.base, comparison.head] = found
         outcomes = outcomes_of(evidence)
@@ -310,7 +335,6 @@ def _net(view: _View, *, crossed: bool) -> list[dict[str, Any]]:
                 metric=question.metric,
                 title=question.title,
                 unit=question.unit,
-                level=plan.confidence,
             )
         elif _is_crossover(plan):
             section = None
@@ -372,6 +396,7 @@ def _worth(view: _View, loads: Sequence[Mapping[str, Any]], run: Mapping[str, An
         return Validity.FAILED, reasons
     reasons = [f"{load['load']}: censored: {line}" for load in loads for line in load["censored"]]
     reasons += [reason for load in loads if load["section"] != "gc" for reason in _invalid(load)]
+    reasons += [f"{load['load']}: {line}" for load in loads if load["control"] for line in load["control"]["left_out"]]
     compared = [load for load in loads if any(pair["complete"] for pair in load["pairs"])]
     if view.plan.loads and not compared and not any(view.directories(view.plan.comparisons[0], "accuracy")):
         reasons.append("no pair was completed")
@@ -401,53 +426,6 @@ def _invalid(load: Mapping[str, Any]) -> list[str]:
             f"{load['load']}: {kind} in {len(runs)} of {len(sides)} runs{such}" + (f": {detail}" if detail else "")
         )
     return lines
-
-
-def _section_gates(plan: Plan, sections: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {
-            "gate": one["section"],
-            "load": None,
-            "metric": None,
-            "limit_pct": None,
-            **_SECTION_GATES[one["section"]](sections),
-        }
-        for one in plan.gates
-        if one.get("section") in _SECTION_GATES
-    ]
-
-
-def _tests_gate(sections: Mapping[str, Any]) -> dict[str, str]:
-    told = sections["tests"]
-    if told is None or told["ok"] is None:
-        return {"outcome": "undecided", "reason": "the tests of both arms did not all run"}
-    new = told["new_failures"]
-    if not told["ok"]:
-        return {"outcome": "fail", "reason": f"{len(new)} fail on {told['head']} alone: {', '.join(map(str, new[:3]))}"}
-    return {"outcome": "pass", "reason": f"none fails on {told['head']} alone"}
-
-
-def _accuracy_gate(sections: Mapping[str, Any]) -> dict[str, str]:
-    told = sections["accuracy"]
-    if told is None or not told["n"]:
-        return {"outcome": "undecided", "reason": "no question was answered by both arms"}
-    lost = [one for one in told["filters"] if one["p"] is not None and one["p"] < 0.05 and one["difference"] < 0]
-    if lost:
-        return {"outcome": "fail", "reason": f"{lost[0]['filter']}: {lost[0]['verdict']}"}
-    return {"outcome": "pass", "reason": told["filters"][0]["verdict"]}
-
-
-def _gc_gate(sections: Mapping[str, Any]) -> dict[str, str]:
-    told = sections["gc"]
-    if told is None or not told["quantities"]:
-        return {"outcome": "undecided", "reason": "the long run was not made by both arms"}
-    if told["head"] in told["exposed"]:
-        return {"outcome": "fail", "reason": told["verdict"]}
-    unknown = all(one["finding"] is None for one in told["quantities"])
-    return {"outcome": "undecided" if unknown else "pass", "reason": told["verdict"]}
-
-
-_SECTION_GATES: Final = {"tests": _tests_gate, "accuracy": _accuracy_gate, "gc": _gc_gate}
 
 
 def _headline(view: _View, sections: Mapping[str, Any]) -> str | None:

@@ -15,11 +15,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from atom.diag.compare.model import Load
 from atom.diag.compare.statistics import holm, pairs_needed
 from atom.diag.compare.verdict import MetricEvidence, interval_text, judge
 from atom.recipes.errors import ExitStatus, UsageError
 
-__all__ = ["Gate", "GateOutcome", "GateResult", "gate_status", "judge_gate", "judge_gates", "parse_gate"]
+__all__ = [
+    "Gate",
+    "GateOutcome",
+    "GateResult",
+    "check_gate_loads",
+    "gate_status",
+    "judge_gate",
+    "judge_gates",
+    "parse_gate",
+]
 
 _SPEC = re.compile(
     r"(?:(?:(?P<load>[A-Za-z0-9._-]+)/)?(?P<metric>[A-Za-z][A-Za-z0-9_]*)\s*[:=])?\s*(?P<limit>[0-9.]+)\s*%?"
@@ -40,7 +50,7 @@ class Gate:
     metric: str | None = None
     """None: the load's primary one."""
     load: str | None = None
-    """None: every load that has the metric."""
+    """None: every load; one that has not the metric leaves the gate undecided."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.slower_pct) and 0 <= self.slower_pct < 100):
@@ -57,6 +67,17 @@ def parse_gate(text: str) -> Gate:
     if match is None or math.isnan(limit):
         raise UsageError(f"gate {text!r}: expected 2%, METRIC:2%, or LOAD/METRIC:2%")
     return Gate(slower_pct=limit, metric=match["metric"], load=match["load"])
+
+
+def check_gate_loads(gates: Sequence[Gate], loads: Sequence[Load]) -> None:
+    """UsageError for a gate that no load would answer."""
+    names = [load.name for load in loads if load.section == "load"]
+    for gate in gates:
+        if gate.load is not None and gate.load not in names:
+            there = f"there are {', '.join(names)}" if names else "there is none"
+            raise UsageError(f"--gate {gate.load}/{gate.metric}: there is no load {gate.load!r} to gate; {there}")
+        if not names:
+            raise UsageError(f"a gate at {gate.slower_pct:g}% slower needs a load, and there is none")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,105 +1,33 @@
-"""What a comparison says of one load: its matched runs, each metric with interval and verdict, gates, and sentences.
-The whole is `document.py`; the words of a verdict are `verdict.py`'s."""
+"""What a comparison says of one load: its matched runs, each metric with interval and verdict, and sentences. The
+whole is `document.py`; the words of a verdict are `verdict.py`'s, gates `gate_document.py`'s, which pairs count is
+`weighed.py`'s."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from atom.diag.compare.evidence import ScoredPair, ScoredRun, Side, metric_effects, metric_values
-from atom.diag.compare.gates import Gate, GateOutcome, judge_gate, judge_gates
+from atom.diag.compare.evidence import ScoredPair, ScoredRun, Side, metric_values
+from atom.diag.compare.gate_document import load_gates
 from atom.diag.compare.mechanism import disagreement
 from atom.diag.compare.metrics import METRICS
-from atom.diag.compare.model import ArmKind, Comparison, Half, Load
+from atom.diag.compare.model import ArmKind, Half, Load
 from atom.diag.compare.origins import origin_problems
 from atom.diag.compare.plan import Plan
-from atom.diag.compare.sequential import boundary_of
 from atom.diag.compare.statistics import Effects, asymmetry, half_effects, outliers, percent
-from atom.diag.compare.verdict import MetricEvidence, Verdict, evidence_of, judge, judge_all
+from atom.diag.compare.verdict import MetricEvidence, Verdict, judge_all
+from atom.diag.compare.weighed import Key, Weighed
 from atom.recipes.cpus import format_cpus
 
-__all__ = [
-    "LoadEvidence",
-    "Weighed",
-    "half_text",
-    "is_load_decided",
-    "load_documents",
-    "shape_of",
-    "target_of",
-    "weigh",
-]
+__all__ = ["half_text", "load_documents", "shape_of", "target_of"]
 
 MOST_REASONS: Final = 4
-Key = tuple[str, str, str]
-"""(`Comparison.key`, load, metric)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoadEvidence:
-    """What there is of one load in one comparison."""
-
-    plan: Plan
-    comparison: Comparison
-    load: Load
-    pairs: Sequence[ScoredPair]
-    control: Sequence[ScoredPair] = ()
-    """A/A pairs of the base under this load."""
-    confounded: Sequence[str] = ()
-    planned: int = 0
-    """Pairs."""
-    problem: str | None = None
-    """Why there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weighed:
-    """And its metrics, before they are judged."""
-
-    evidence: LoadEvidence
-    metrics: Mapping[str, MetricEvidence]
-    effects: Mapping[str, Effects]
-    censored: Sequence[str]
-
-    @property
-    def primary(self) -> str:
-        return self.evidence.load.primary
-
-    def key(self, metric: str) -> Key:
-        return (self.evidence.comparison.key, self.evidence.load.name, metric)
-
-
-def weigh(evidence: LoadEvidence) -> Weighed:
-    """The primary metric in any case, the others as far as both arms have them."""
-    plan, load = evidence.plan, evidence.load
-    boundary = boundary_of(plan.pairs, plan.max_pairs) if plan.until_decided and load.section == "load" else None
-    censored = _censored(evidence)
-    names = [
-        name
-        for name in METRICS
-        if name == load.primary or all(metric_values(evidence.pairs, name, side) for side in (0, 1))
-    ]
-    effects = {name: metric_effects(evidence.pairs, name) for name in names}
-    metrics = {
-        name: evidence_of(
-            effects[name],
-            better=METRICS[name].better,
-            margin_pct=load.margin_pct,
-            control=metric_effects(evidence.control, name) if evidence.control else None,
-            boundary=boundary,
-            censored=censored,
-            confounded=evidence.confounded,
-            problem=evidence.problem,
-        )
-        for name in names
-    }
-    return Weighed(evidence, metrics, effects, censored)
 
 
 def load_documents(loads: Sequence[Weighed]) -> list[dict[str, Any]]:
@@ -111,31 +39,11 @@ def load_documents(loads: Sequence[Weighed]) -> list[dict[str, Any]]:
             {one.key(name): metric for one in own for name, metric in one.metrics.items()},
             [one.key(one.primary) for one in own],
         )
-    asked = [(one, gate, name) for one in loads for gate, name in _gates_of(one)]
-    results = judge_gates([(gate, one.metrics[name]) for one, gate, name in asked])
+    gates = load_gates(loads)
     return [
-        _load(
-            one,
-            {name: verdicts[one.key(name)] for name in one.metrics},
-            [
-                {"load": one.evidence.load.name, **_gate(gate, name, result.outcome, result.text)}
-                for (other, gate, name), result in zip(asked, results, strict=True)
-                if other is one
-            ],
-        )
-        for one in loads
+        _load(one, {name: verdicts[one.key(name)] for name in one.metrics}, own)
+        for one, own in zip(loads, gates, strict=True)
     ]
-
-
-def is_load_decided(evidence: LoadEvidence, family: int) -> bool:
-    """Whether no more pairs are needed: for the primary metric, corrected for `family` primary ones, and the gates."""
-    weighed = weigh(evidence)
-    if weighed.censored:
-        return True  # more pairs make no winner of it
-    metric = weighed.metrics[weighed.primary]
-    corrected = replace(metric, adjusted_p=min(1.0, metric.p * family), family=family)
-    gates = [judge_gate(gate, weighed.metrics[name]) for gate, name in _gates_of(weighed)]
-    return judge(corrected).decided and all(one.outcome is not GateOutcome.UNDECIDED for one in gates)
 
 
 def _load(weighed: Weighed, verdicts: Mapping[str, Verdict], gates: list[dict[str, Any]]) -> dict[str, Any]:
@@ -155,7 +63,12 @@ def _load(weighed: Weighed, verdicts: Mapping[str, Verdict], gates: list[dict[st
         "margin_pct": load.margin_pct,
         "planned_pairs": evidence.planned,
         "pairs": [_pair(evidence.plan, pair) for pair in evidence.pairs],
-        "control": {"pairs": [_pair(evidence.plan, pair) for pair in evidence.control]} if evidence.control else None,
+        "control": {
+            "pairs": [_pair(evidence.plan, pair) for pair in evidence.control],
+            "left_out": list(weighed.left_out),
+        }
+        if evidence.control
+        else None,
         "metrics": {name: _metric(weighed, name, verdicts[name]) for name in weighed.metrics},
         "censored": list(weighed.censored),
         "word": verdict.word,
@@ -193,7 +106,7 @@ def _halves(plan: Plan, one: ScoredRun) -> str:
     if all(plan.arm(run.arm).kind is ArmKind.RECORDED for run in one.run.runs):
         return " / ".join(side.path.name for side in one.sides)
     if plan.placement.concurrent:
-        return " / ".join(half_text(plan.placement.halves[run.half]) for run in one.run.runs)
+        return " / ".join(half_text(plan.half_of(run)) for run in one.run.runs)
     return " / ".join("1st" if run.order == 0 else "2nd" for run in one.run.runs)
 
 
@@ -209,7 +122,7 @@ def half_text(half: Half) -> str:
 def _side(plan: Plan, one: ScoredRun, side: int) -> dict[str, Any]:
     this: Side = one.sides[side]
     run, score = one.run.runs[side], this.score
-    half = plan.placement.halves[run.half]
+    half = plan.half_of(run)
     facts: dict[str, Any] = {
         "arm": run.arm,
         "run": this.result.directory,
@@ -242,23 +155,6 @@ def _side(plan: Plan, one: ScoredRun, side: int) -> dict[str, Any]:
     return facts
 
 
-def _censored(evidence: LoadEvidence) -> list[str]:
-    """`branch, run-2: 20 of 300 requests failed`, each once; which runs stands behind it."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for pair in evidence.pairs:
-        for one in pair.runs:
-            for run, side in zip(one.run.runs, one.sides, strict=True):
-                for reason in () if side.dismissed else side.censored:
-                    found.setdefault((run.arm, reason), []).append(side.result.directory.rpartition("/")[2])
-    lines = [f"{arm}, {_listed(runs)}: {reason}" for (arm, reason), runs in found.items()]
-    more = len(lines) - MOST_REASONS
-    return lines if more <= 0 else [*lines[:MOST_REASONS], f"and {more} more like these"]
-
-
-def _listed(runs: Sequence[str]) -> str:
-    return ", ".join(runs) if len(runs) <= 3 else f"{', '.join(runs[:2])} and {len(runs) - 2} more"
-
-
 # ---- metrics
 
 
@@ -280,7 +176,7 @@ def _metric(weighed: Weighed, name: str, verdict: Verdict) -> dict[str, Any]:
         "delta_pct": found.delta_pct,
         "ci_pct": None if interval is None else list(interval),
         "half_effects_pct": [percent(one) for one in half_effects(effects)],
-        "asymmetry_pct": percent(asymmetry(effects).mean),
+        "asymmetry_pct": percent(asymmetry(effects, weighed.control.get(name)).mean),
         "noise_floor_pct": None if evidence.floor is None else percent(evidence.floor),
         "noise_floor_pairs": evidence.floor_pairs,
         "pairs": found.n,
@@ -327,35 +223,6 @@ def _usual(values: Sequence[float]) -> float | None:
 def _supported(pairs: Sequence[ScoredPair], name: str) -> bool:
     scores = [side.metric(name) for pair in pairs for one in pair.runs for side in one.sides]
     return all(score.supported for score in scores if score is not None)
-
-
-# ---- gates
-
-
-def _gates_of(weighed: Weighed) -> list[tuple[Gate, str]]:
-    """With the metric of each; without one it is the load's primary."""
-    load = weighed.evidence.load
-    if load.section != "load":
-        return []
-    found = []
-    for one in weighed.evidence.plan.gates:
-        if "slower_pct" not in one or one.get("load") not in (None, load.name):
-            continue
-        gate = Gate(slower_pct=float(one["slower_pct"]), metric=one.get("metric"), load=one.get("load"))
-        name = gate.metric or load.primary
-        if name in weighed.metrics:
-            found.append((gate, name))
-    return found
-
-
-def _gate(gate: Gate, name: str, outcome: GateOutcome, text: str) -> dict[str, Any]:
-    return {
-        "gate": f"{METRICS[name].title} at most {gate.slower_pct:g}% slower",
-        "metric": name,
-        "limit_pct": gate.slower_pct,
-        "outcome": str(outcome),
-        "reason": text.partition(": ")[2] or text,
-    }
 
 
 # ---- words
@@ -422,20 +289,32 @@ def _noise(weighed: Weighed) -> str | None:
         one = weighed.metrics.get(name)
         if one is None:
             continue
-        ratios = weighed.effects[name].log_ratios
-        found = sorted(float(x) for x in ratios[np.isfinite(ratios)])
+        found = _moves(weighed.effects[name])
         if not found:
             continue
-        moves = _percent(found[0]) if len(found) == 1 else f"{_percent(found[0])} to {_percent(found[-1])}"
-        if one.floor is None:
-            noise = ""
-        elif max(abs(found[0]), abs(found[-1])) <= one.floor:
-            noise = ", within the noise of an A/A run"
-        else:
-            noise = f", where A/A comparisons stay within ±{percent(one.floor):.2f}%"
-        parts.append(f"{METRICS[name].title} moves {moves}{noise}")
+        noise = "" if name not in weighed.control else _beside(found, _moves(weighed.control[name]))
+        parts.append(f"{METRICS[name].title} moves {_range(found)}{noise}")
     runs = sum(len(pair.runs) for pair in evidence.pairs)
     return f"{evidence.load.name}: over {runs} matched run{'s' * (runs > 1)} " + "; ".join(parts) if parts else None
+
+
+def _moves(effects: Effects) -> list[float]:
+    """ln(head/base) of each matched run by itself, ascending."""
+    ratios = effects.log_ratios
+    return sorted(float(x) for x in ratios[np.isfinite(ratios)])
+
+
+def _beside(found: Sequence[float], control: Sequence[float]) -> str:
+    """Single matched runs beside those of one arm with itself: a noise floor is of means, and says nothing of them."""
+    if not control:
+        return ""
+    if control[0] <= found[0] and found[-1] <= control[-1]:
+        return f", within what A/A runs move ({_range(control)})"
+    return f", where A/A runs move {_range(control)}"
+
+
+def _range(values: Sequence[float]) -> str:
+    return _percent(values[0]) if len(values) == 1 else f"{_percent(values[0])} to {_percent(values[-1])}"
 
 
 def _remarks(weighed: Weighed) -> list[str]:
@@ -443,6 +322,7 @@ def _remarks(weighed: Weighed) -> list[str]:
     remarks = [f"censored: {line}" for line in weighed.censored]
     if evidence.pairs and len(evidence.pairs) < evidence.planned:
         remarks.append(f"{len(evidence.pairs)} of {evidence.planned} planned pairs were made")
+    remarks += weighed.left_out
     remarks += _half_remarks(weighed)
     if named := outliers(primary):
         numbers = ", ".join(str(evidence.pairs[index].number + 1) for index in named)
@@ -470,24 +350,24 @@ def _disagreement(weighed: Weighed, verdicts: Mapping[str, Verdict]) -> list[str
         base, head = (side.score for side in one.sides)
         if base is not None and head is not None:
             runs.append((base.facts, head.facts))
-    name = weighed.evidence.load.name
-    return [f"{name}: {line}" for line in disagreement(findings, runs)]
+    indicative = any(one.indicative and one.finding in ("faster", "slower") for one in verdicts.values())
+    prefix = f"{weighed.evidence.load.name}: {'indicative: ' if indicative else ''}"
+    return [f"{prefix}{line}" for line in disagreement(findings, runs)]
 
 
 def _half_remarks(weighed: Weighed) -> list[str]:
-    """What swapping the halves took out."""
-    effects, plan = weighed.effects[weighed.primary], weighed.evidence.plan
-    if not effects.swapped:
-        return []  # the verdict says so
-    lean = asymmetry(effects)
-    first, second = half_effects(effects)
+    """What swapping the halves took out, or what is in the figures because nothing was swapped."""
+    effects, control = weighed.effects[weighed.primary], weighed.control.get(weighed.primary)
+    plan, title = weighed.evidence.plan, METRICS[weighed.primary].title
+    lean = asymmetry(effects, control)
     if lean.n < 2 or not (lean.low > 0 or lean.high < 0):
         return []
-    what = "the halves differ" if plan.placement.concurrent else "what runs first and second differs"
-    return [
-        f"{what} by {_percent(lean.mean)} in {METRICS[weighed.primary].title}: {_percent(first)} one way round, "
-        f"{_percent(second)} the other; the mean is free of it"
-    ]
+    concurrent = plan.placement.concurrent
+    line = f"{'the halves differ' if concurrent else 'what runs first and second differs'} by {_percent(lean.mean)}"
+    if not effects.swapped:
+        return [f"{line} in {title}, by the A/A pairs; nothing was swapped, so that is in the figures"]
+    first, second = half_effects(effects)
+    return [f"{line} in {title}: {_percent(first)} one way round, {_percent(second)} the other; the mean is free of it"]
 
 
 def _percent(log_ratio: float) -> str:

@@ -151,7 +151,8 @@ class Divergence:
     unit: str
     """Of `first`: `token`, or `character` where the server tells no tokens."""
     word: str
-    """`identical`, `within A/A`, `differs consistently`, `differs`."""
+    """`identical`, `within A/A`, `differs consistently`, `not decided` (too few runs to tell the two apart), or
+    `differs` (nothing to judge by)."""
     text: str
     consistent: tuple[int, ...] = ()
     """Prompts to which each arm always gives the same answer, and the other arm another one."""
@@ -195,7 +196,10 @@ def divergence(base: Sequence[Mapping[int, Output]], head: Sequence[Mapping[int,
         word = "differs consistently"
     else:
         p = _share_of_splits(differ, len(arms[0]))
-        word = "differs consistently" if p <= _SIGNIFICANT else "within A/A"
+        if p <= _SIGNIFICANT:
+            word = "differs consistently"
+        else:
+            word = "within A/A" if _least_share(*map(len, arms)) <= _SIGNIFICANT else "not decided"
     text = _words(len(prompts), between, within, word, None if first is None else f"{unit} {first + 1}")
     return Divergence(len(prompts), between, within, first, unit, word, text, consistent, p)
 
@@ -236,6 +240,11 @@ def _share_of_splits(differ: IntArray, size: int) -> float:
     return float(np.mean(apart >= apart[0] - 1e-9))  # the first is how it was
 
 
+def _least_share(base: int, head: int) -> float:
+    """The least that `_share_of_splits` can be with so many runs: arms of one size may be exchanged."""
+    return (2 if base == head else 1) / math.comb(base + head, base)
+
+
 def _first_difference(arms: Sequence[Sequence[Mapping[int, Output]]], prompts: Sequence[int]) -> tuple[int | None, str]:
     """Position, from 0, at which a run of the one arm first differs from a run of the other, and in what it counts."""
     in_tokens = all(run[index].tokens is not None for arm in arms for run in arm for index in prompts)
@@ -262,7 +271,8 @@ def _words(prompts: int, between: float, within: float | None, word: str, first:
     line = f"greedy outputs differ between arms on {_number(between)} {of}, at the earliest from {first} on"
     if within is None:
         return f"{line}; no arm ran twice, so there is nothing to judge that by"
-    return f"{line}; the same arm against itself on fresh servers: {_number(within)} of {prompts}: {word}"
+    closing = "not decided: too few runs" if word == "not decided" else word
+    return f"{line}; the same arm against itself on fresh servers: {_number(within)} of {prompts}: {closing}"
 
 
 def _number(value: float) -> str:

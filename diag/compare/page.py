@@ -20,6 +20,7 @@ from atom.bench.rundir import RunDirectory
 from atom.bench.table import Table
 from atom.diag.compare.page_distributions import distribution_cards
 from atom.diag.compare.page_strips import arrows_card, kind_of, metrics_card, pairs_card
+from atom.diag.compare.statistics import ALPHA
 from atom.recipes.errors import AtomError
 
 __all__ = ["comparison_page"]
@@ -36,7 +37,9 @@ _STATISTICS: Final = (
     "The base's value is the geometric mean of its runs; the head's is that times head / base.",
     "The A/A noise floor is what comparisons of the base with itself, over as many pairs, stay below with 95% "
     "probability, as predicted from the A/A pairs that were measured.",
-    "Metrics other than the declared one are corrected for how many they are (Holm).",
+    "Declared metrics are corrected for how many loads there are, all others for how many figures were looked at "
+    "(Holm): two families, each of which calls a difference where there is none in at most 5% of comparisons. p values "
+    "are corrected; the intervals shown are of each metric alone.",
 )
 
 Document = Mapping[str, Any]
@@ -152,7 +155,7 @@ def _plan_table(document: Document) -> list[Table]:
         ["placement", placement["reason"]],
         *([f"half {one['name']}", _half_text(one)] for one in placement["halves"]),
         ["suite", plan["suite"] or "given on the command line"],
-        ["confidence", f"{plan['confidence']:.0%}"],
+        ["confidence", f"{1 - ALPHA:.0%}"],
         ["cool-down", f"{plan['cool_down_s']:g} s between matched runs"],
         ["deadline", "none" if plan["deadline_s"] is None else f"{plan['deadline_s']:g} s"],
         *(["gate", _short(json.dumps(one))] for one in plan["gates"]),

@@ -22,11 +22,13 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 from atom.bench.rundir import write_json
+from atom.diag.compare.metrics import PRIMARY_CHOICES
 from atom.diag.compare.model import (
     Arm,
     ArmKind,
     ArmRun,
     Comparison,
+    Half,
     Load,
     MatchedRun,
     Placement,
@@ -106,7 +108,6 @@ class Plan(_Json):
     deadline_s: float | None = None
     cool_down_s: float = 0.0
     """Pause between two matched runs."""
-    confidence: float = 0.95
     gates: tuple[Mapping[str, Any], ...] = ()
     """As JSON: `compare/gates.py` knows what they mean."""
     suite: str | None = None
@@ -122,6 +123,9 @@ class Plan(_Json):
         if not isinstance(placement, Placement):
             object.__setattr__(self, "placement", Placement.from_dict(placement))
         _check_names(self.arms, self.loads)
+        _check_loads(self.loads)
+        if self.until_decided and not (isinstance(self.max_pairs, int) and max(self.pairs, 2) <= self.max_pairs):
+            raise UsageError(f"max_pairs must be from pairs ({self.pairs}), at least 2; got {self.max_pairs!r}")
         _check_schedule(self)
 
     def arm(self, label: str) -> Arm:
@@ -129,6 +133,13 @@ class Plan(_Json):
 
     def load(self, name: str) -> Load:
         return next(load for load in self.loads if load.name == name)
+
+    def half_of(self, run: ArmRun) -> Half:
+        """The half as far as the arm was put there: a server that runs already stays where it is."""
+        kind = self.arm(run.arm).kind
+        if kind is ArmKind.URL:
+            return Half(name="as it runs")
+        return Half(name="recorded") if kind is ArmKind.RECORDED else self.placement.halves[run.half]
 
     def pairs_of(self, stream: Stream) -> list[Pair]:
         """By their number."""
@@ -143,12 +154,14 @@ class Plan(_Json):
         return self.until_decided and pair.purpose is Purpose.COMPARE and pair.pair >= self.pairs
 
     def seconds_of(self, run: MatchedRun) -> float | None:
-        """About how long it takes, by what the load declares; None where that is not known."""
+        """About how long it takes, by what the load declares; None where that is not known. Arms that take turns cool
+        down between them."""
         seconds = self.load(run.load).seconds
-        recorded = all(self.arm(one.arm).kind is ArmKind.RECORDED for one in run.runs)
-        if recorded or seconds is None:
-            return 0.0 if recorded else None
-        return seconds * (1 if self.placement.concurrent else 2)
+        made = sum(self.arm(one.arm).kind is not ArmKind.RECORDED for one in run.runs)
+        if seconds is None or not made:
+            return None if made else 0.0
+        turns = 1 if self.placement.concurrent else made
+        return seconds * turns + self.cool_down_s * (turns - 1)
 
     def expected_seconds(self) -> float | None:
         """Of the whole schedule without what `until_decided` may add; None where a load does not say."""
@@ -193,7 +206,6 @@ def make_plan(
     max_pairs: int | None = None,
     deadline_s: float | None = None,
     cool_down_s: float = 0.0,
-    confidence: float = 0.95,
     gates: Sequence[Mapping[str, Any]] = (),
     suite: str | None = None,
     extras: Mapping[str, Any] = MappingProxyType({}),
@@ -203,7 +215,8 @@ def make_plan(
 
     `max_pairs` is for `until_decided` (default: 12). `section_pairs`: at most so many pairs of a load of that section
     (the long run of the API process and the accuracy take one). The control is the first comparison's base against
-    itself, and so on for other bases. A recorded arm has as many pairs as there are records, and nothing is swapped.
+    itself, and so on for other bases. A recorded arm has as many pairs as there are records, and nothing is
+    swapped; nor are the halves of a server that runs already, which stays where it is.
     """
     _check_numbers(pairs, aa_pairs, max_pairs, until_decided=until_decided)
     if max_pairs is None:
@@ -246,7 +259,7 @@ def make_plan(
         loads=tuple(loads),
         placement=placement,
         pairs=pairs,
-        swap=swap,
+        swap=swap and any(maker.swaps(one) for one in comparisons),
         aa_pairs=aa_pairs,
         seed=seed,
         schedule=tuple(schedule),
@@ -254,7 +267,6 @@ def make_plan(
         max_pairs=max_pairs,
         deadline_s=deadline_s,
         cool_down_s=cool_down_s,
-        confidence=confidence,
         gates=tuple(gates),
         suite=suite,
         extras=dict(extras),
@@ -296,10 +308,16 @@ class _Maker:
             )
         return counts.pop()
 
+    def swaps(self, comparison: Comparison) -> bool:
+        """Whether there is anything to swap."""
+        arms = [self._arms[label] for label in (comparison.base, comparison.head)]
+        stays = self._concurrent and any(arm.kind is ArmKind.URL for arm in arms)
+        return not stays and self.records(comparison) is None
+
     def pair(self, comparison: Comparison, load: str, number: int) -> Pair:
         stream = (comparison.key, load)
         indices = [0]
-        if self._swap and self.records(comparison) is None:
+        if self._swap and self.swaps(comparison):
             first = self._draw.randrange(2) if number % 2 == 0 else 1 - self._first[stream]
             self._first[stream] = first
             indices = [first, 1 - first]
@@ -334,8 +352,8 @@ def _check_numbers(pairs: int, aa_pairs: int, max_pairs: int | None, *, until_de
         return
     if not until_decided:
         raise UsageError("--max-pairs says where --until-decided ends: add it, or use --pairs")
-    if not pairs <= max_pairs <= MAX_PAIRS:
-        raise UsageError(f"--max-pairs must be from --pairs ({pairs}) to {MAX_PAIRS}, got {max_pairs}")
+    if not max(pairs, 2) <= max_pairs <= MAX_PAIRS:
+        raise UsageError(f"--max-pairs must be from --pairs ({pairs}), at least 2, to {MAX_PAIRS}, got {max_pairs}")
 
 
 def _check_control(arm: Arm, placement: Placement) -> None:
@@ -357,6 +375,19 @@ def _check_names(arms: Sequence[Arm], loads: Sequence[Load]) -> None:
         again = next((name for name in names if names.count(name) > 1), None)
         if again is not None:
             raise UsageError(f"there are two {kind}s named {again!r}: give one another name (NAME=…)")
+
+
+def _check_loads(loads: Sequence[Load]) -> None:
+    """What a verdict would be held against."""
+    for load in loads:
+        if load.primary not in PRIMARY_CHOICES:
+            raise UsageError(
+                f"load {load.name}: primary must be one of {', '.join(PRIMARY_CHOICES)}; got {load.primary!r}"
+            )
+        numbers = {"margin_pct": load.margin_pct} | ({} if load.seconds is None else {"seconds": load.seconds})
+        for name, value in numbers.items():
+            if not (isinstance(value, int | float) and 0 < value < math.inf):
+                raise UsageError(f"load {load.name}: {name} must be a number above 0, got {value!r}")
 
 
 def _check_schedule(plan: Plan) -> None:

@@ -196,15 +196,24 @@ def half_effects(effects: Effects) -> tuple[float, float]:
     )
 
 
-def asymmetry(effects: Effects, level: float = 1.0 - ALPHA) -> Estimate:
+def asymmetry(effects: Effects, control: Effects | None = None, level: float = 1.0 - ALPHA) -> Estimate:
     """ln(second half / first half) of the metric itself, whichever arm is there, over the whole pairs.
 
     With the base on the first half a matched run shows effect + asymmetry, swapped effect - asymmetry; half their
-    difference is the asymmetry, their mean the effect. Pairs of an A/A control serve as well.
+    difference is the asymmetry, their mean the effect. Pairs of an A/A `control` serve as well, and where nothing was
+    swapped they alone do: the true effect is none, so a single matched run of theirs shows the asymmetry.
     """
-    whole = np.isfinite(effects.log_ratios).all(axis=1)
-    ratios = effects.log_ratios[whole]
-    return _of_means((ratios[:, 0] - ratios[:, 1]) / 2.0, effects.within_se[whole], level)
+    sets = [effects, *([] if control is None else [control])]
+    means, within = [], []
+    for one in sets:
+        whole = np.isfinite(one.log_ratios).all(axis=1)
+        means.append((one.log_ratios[whole, 0] - one.log_ratios[whole, 1]) / 2.0)
+        within.append(one.within_se[whole])
+    if control is not None and not any(map(len, means)):
+        first, second = control.log_ratios[:, 0], -control.log_ratios[:, 1]
+        leans = np.where(np.isfinite(first), first, second)
+        means, within = [leans[control.used]], [control.within_se[control.used]]
+    return _of_means(np.concatenate(means), np.concatenate(within), level)
 
 
 def noise_floor(aa: Effects, pairs: int, level: float = 1.0 - ALPHA) -> float:
