@@ -37,8 +37,10 @@ MAX_MESSAGE: Final = 1 << 16
 MAX_REASON: Final = 300
 _ROUND: Final = struct.Struct("<QQ")
 
-_Name = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 _Word = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Unsigned = Annotated[int, msgspec.Meta(ge=0)]
+"""At most 64 bits: msgpack has no more."""
 
 
 class Description(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -77,8 +79,8 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome", forbi
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended", forbid_unknown_fields=True):
     """Sender to receiver: this sender touches no block of the round any more."""
 
-    request: _Word
-    epoch: _Word
+    request: _Unsigned
+    epoch: _Unsigned
     outcome: Outcome
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""
 
@@ -86,8 +88,8 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended", forbid_un
 class Revoke(msgspec.Struct, frozen=True, array_like=True, tag="revoke", forbid_unknown_fields=True):
     """Receiver to sender: stop, and say Ended."""
 
-    request: _Word
-    epoch: _Word
+    request: _Unsigned
+    epoch: _Unsigned
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping", forbid_unknown_fields=True):
