@@ -78,7 +78,8 @@ CPU_KERNELS: Final = Variable[KernelChoice](
 )  # fmt: skip
 ENGINE_CONFIG: Final = Variable[str | None](
     "ATOM_ENGINE_CONFIG", None, "set by the engine",
-    "The engine's configuration as JSON, from the API process to the cores that it starts. Not for users.",
+    "The engine's configuration as JSON, from the API process to the cores that it starts and from a core to its "
+    "workers. Not for users.",
     str,
 )  # fmt: skip
 FAULTS: Final = Variable[frozenset[Fault]](

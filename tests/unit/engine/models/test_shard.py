@@ -103,7 +103,7 @@ def test_what_does_not_divide_is_refused(overrides: dict[str, Any], tp_size: int
         ({"tensor_parallel_size": 16, "pipeline_parallel_size": 8}, "must be at most 64 workers, got 128"),
     ],
 )
-def test_sizes_are_bounded(sizes: dict[str, int], flag: str) -> None:
+def test_sizes_are_bounded(sizes: dict[str, Any], flag: str) -> None:
     with pytest.raises(ConfigError, match=flag):
         ParallelConfig(**sizes)
 
