@@ -56,7 +56,7 @@ def unmatched_gates(plan: Plan) -> list[GateDocument]:
     """Gates on a load that the plan does not have."""
     names = {load.name for load in plan.loads if load.section == "load"}
     return [
-        _gate(gate, gate.metric, gate.load, GateOutcome.UNDECIDED, "there is no such load")
+        _gate(gate, gate.metric, gate.load, GateOutcome.UNDECIDED, "this load is not one that has gates")
         for gate in _plan_gates(plan)
         if not names or gate.load not in (None, *names)
     ]

@@ -57,6 +57,10 @@ def test_a_control_takes_the_place_of_the_base() -> None:
         ("main", "b", {"pairs": 0}, "--pairs"),
         ("main", "b", {"max_pairs": 5}, "--max-pairs"),
         ("main", "b", {"until_decided": True, "max_pairs": 2}, "--max-pairs"),
+        ("main", "b", {"until_decided": True, "pairs": 1, "max_pairs": 1}, "--max-pairs"),
+        ("main", "b", {"accuracy": 50, "gate": ["accuracy:some"]}, "--gate accuracy:some"),
+        ("main", "b", {"accuracy": 50, "gate": ["accuracy:101"]}, "--gate accuracy:101"),
+        ("main", "b", {"gate": ["accuracy:2%"]}, "--accuracy"),
         ("main", "b", {"placement": "somewhere"}, "--placement"),
         ("main", "b", {"primary": "speed"}, "--primary"),
         ("main", "b", {"fail_if_slower": "fast"}, "--fail-if-slower"),
@@ -85,6 +89,8 @@ def test_gates_of_metrics_and_sections() -> None:
         ("2k", "ttft_p99", 5.0),
     ]
     assert request.section_gates == ("tests",)
+    request = request_of("main", "b", given(gate=["accuracy:2%", "gc"], accuracy=50, gc=True))
+    assert (request.section_gates, request.accuracy_margin_pct) == (("accuracy", "gc"), 2.0)
 
 
 def test_changes_of_one_arm() -> None:

@@ -103,6 +103,22 @@ def test_a_gate_that_passes(tmp_path: Path) -> None:
     assert told["loads"][0]["word"] == "equivalent"
 
 
+def test_a_gate_on_a_load_that_there_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    specs = [arm(tmp_path, "a"), arm(tmp_path, "b", factor=1.5)]
+    out = tmp_path / "out"
+    assert main(["ab-compare", *specs, "--output-dir", str(out), "--gate", "recroded/itl_p50:2%"]) == 2
+    assert "there is no load 'recroded' to gate; there are recorded" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_gate_on_what_was_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    specs = [arm(tmp_path, "a"), arm(tmp_path, "b", factor=1.5)]
+    status, told = compare(tmp_path, specs, "--gate", "server_step_p50:2%")
+    assert (status, told["status"]) == (4, 4)
+    assert [gate["outcome"] for gate in told["gates"]] == ["undecided"]
+    assert "UNDECIDED: it is not in the records of both arms" in " ".join(capsys.readouterr().out.split())
+
+
 def test_one_pair_is_indicative_and_decides_no_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     specs = [arm(tmp_path, "a", runs=1), arm(tmp_path, "b", runs=1, factor=1.2)]
     status, told = compare(tmp_path, specs, "--fail-if-slower", "2%", "--quiet")
@@ -232,3 +248,33 @@ def test_refs_of_another_project_need_a_recipe(tmp_path: Path, capsys: pytest.Ca
 def test_figures_are_there_under_both_names(tmp_path: Path) -> None:
     _, told = compare(tmp_path, [arm(tmp_path, "a"), arm(tmp_path, "b")], "--quiet")
     assert told["figures"]["itl_p50_base"] == told["figures"]["recorded.itl_p50_base"]
+
+
+def test_results_of_different_loads_are_marked(tmp_path: Path) -> None:
+    """Each arm's results differ among themselves in the same way, so only matched results show it."""
+    specs = [arm(tmp_path, "a"), arm(tmp_path, "b")]
+    for label, lengths in (("a", (64, 64, 64)), ("b", (64, 128, 256))):
+        for number, length in enumerate(lengths):
+            path = tmp_path / f"{label}-{number}.json"
+            told = json.loads(path.read_text(encoding="utf-8"))
+            path.write_text(json.dumps({**told, "input_lens": [length] * REQUESTS}), encoding="utf-8")
+    _, told = compare(tmp_path, specs, "--quiet")
+    assert told["confounded"] == ["load input tokens: 7680 / 15360; 7680 / 30720"]
+    assert told["loads"][0]["word"].startswith("confounded")
+
+
+def test_a_result_of_another_commit_is_stamped(tmp_path: Path) -> None:
+    specs = [arm(tmp_path, "before"), arm(tmp_path, "after", factor=1.3)]
+    old = ["--arm", f"recorded:{arm(tmp_path, 'old', factor=1.1)}"]
+    shas = ["--arm-sha", f"after:{'a' * 40}", "--arm-sha", f"old:{'b' * 40}"]
+    _, told = compare(tmp_path, specs, *old, *shas, "--quiet")
+    stamps = {one["arm"]: one["stamp"] for one in told["causal"][0]["arms"]}
+    assert stamps == {"before": None, "after": None, "old": "not this head"}
+
+
+def test_the_shape_of_recorded_loads_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    specs = [arm(tmp_path, "a"), arm(tmp_path, "b")]
+    assert main(["ab-compare", *specs, "--dry-run"]) == 0
+    assert f"C{LANES} · {REQUESTS} requests" in capsys.readouterr().out
+    assert main(["ab-compare", *specs, "--dry-run", "--load", "random", "--pairs", "3"]) == 2
+    assert capsys.readouterr().err.startswith("error: --")

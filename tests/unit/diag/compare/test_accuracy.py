@@ -98,6 +98,28 @@ def test_a_question_has_the_share_of_its_runs(tmp_path_factory: pytest.TempPathF
     assert (row["better"], row["worse"]) == (sum(s > 0 for s in steps), sum(s < 0 for s in steps))
 
 
+@pytest.mark.parametrize(("lost", "n"), [(0, 5), (5, 5), (1, 200), (0, 200)])
+def test_a_few_questions_that_agree_are_no_certainty(tmp_path: Path, lost: int, n: int) -> None:
+    """The interval covers a true loss that would show so little at least one time in twenty, or nearly."""
+    base = run(tmp_path / "a", {f"q{i}": True for i in range(n)})
+    head = run(tmp_path / "b", {f"q{i}": i >= lost for i in range(n)})
+    for row in section([base], [head])["filters"]:
+        low, high = row["ci"]
+        assert -1 <= low <= row["difference"] <= high <= 1
+        assert low < high
+    if n == 5:
+        assert low < -0.25
+
+
+def test_filters_are_corrected_for_one_another(tmp_path: Path) -> None:
+    base = run(tmp_path / "a", {f"q{i}": True for i in range(20)})
+    head = run(tmp_path / "b", {f"q{i}": i >= 6 for i in range(20)})
+    for row in section([base], [head])["filters"]:
+        assert row["p"] == pytest.approx(2 / 64)  # less than 0.05, by itself
+        assert row["adjusted_p"] == pytest.approx(4 / 64)
+        assert row["verdict"].startswith("no difference found")
+
+
 def test_runs_of_one_arm_that_disagree_are_shown_beside(tmp_path: Path) -> None:
     runs = [run(tmp_path / str(i), {"a": True, "b": i == 0, "c": False, "d": True}) for i in range(2)]
     told = section(runs, runs[:1])

@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atom.diag.compare.gates import Gate, GateOutcome, GateResult, gate_status, judge_gate, judge_gates, parse_gate
+from atom.diag.compare.gates import (
+    Gate,
+    GateOutcome,
+    GateResult,
+    check_gate_loads,
+    gate_status,
+    judge_gate,
+    judge_gates,
+    parse_gate,
+)
+from atom.diag.compare.model import Load
 from atom.diag.compare.statistics import Effects
 from atom.diag.compare.verdict import MetricEvidence, evidence_of
 from atom.recipes.errors import UsageError
@@ -119,6 +129,27 @@ def test_gates_as_they_are_typed(text: str, expected: Gate) -> None:
 def test_gates_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match="gate"):
         parse_gate(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lnog/itl_p50:2%", "no load 'lnog' to gate; there are long, short"),
+        ("soak/itl_p50:2%", "no load 'soak' to gate"),
+        ("long/itl_p50:2%", None),
+        ("2%", None),
+    ],
+)
+def test_a_gate_needs_a_load_that_answers_it(text: str, message: str | None) -> None:
+    sections = {"long": "load", "short": "load", "soak": "gc"}
+    loads = [Load(name=name, bench="random", section=section) for name, section in sections.items()]
+    if message is None:
+        check_gate_loads([parse_gate(text)], loads)
+    else:
+        with pytest.raises(UsageError, match=message):
+            check_gate_loads([parse_gate(text)], loads)
+    with pytest.raises(UsageError, match="load"):
+        check_gate_loads([parse_gate(text)], loads[2:])
 
 
 @pytest.mark.parametrize(

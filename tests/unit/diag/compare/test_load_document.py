@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -38,9 +39,10 @@ TINY = (0.9999, 1.0, 1.0001)
 """What pairs scatter by."""
 
 
-def plan_of(loads: Sequence[str] = ("long",), **options: Any) -> Plan:
+def plan_of(loads: Mapping[str, str] = MappingProxyType({"long": "load"}), **options: Any) -> Plan:
+    """`loads`: with the section of each."""
     arms = [Arm(label=label, kind=ArmKind.REF, spec=label) for label in ("main", "branch")]
-    made = [Load(name=name, bench="random", seconds=10) for name in loads]
+    made = [Load(name=name, bench="random", section=section, seconds=10) for name, section in loads.items()]
     return make_plan(arms, [Comparison(base="main", head="branch")], made, HALVES, **options)
 
 
@@ -90,11 +92,12 @@ def test_a_gate_on_what_one_arm_does_not_have_is_undecided() -> None:
     assert outcomes["ttft_mean"][1].startswith("it is not in the records of both arms")
 
 
-def test_a_gate_on_a_load_that_there_is_not_is_undecided() -> None:
+def test_a_gate_on_a_load_that_is_not_gated_is_undecided() -> None:
     """A plan may have been written by hand; the command refuses it."""
-    plan = plan_of(gates=[{"slower_pct": 2.0, "metric": "itl_p50", "load": "lnog"}, {"slower_pct": 3.0}])
+    gates = [{"slower_pct": 2.0, "metric": "itl_p50", "load": "soak"}, {"slower_pct": 3.0}]
+    plan = plan_of({"long": "load", "soak": "gc"}, gates=gates)
     (gate,) = unmatched_gates(plan)
-    assert (gate["load"], gate["outcome"], gate["limit_pct"]) == ("lnog", "undecided", 2.0)
+    assert (gate["load"], gate["outcome"], gate["limit_pct"]) == ("soak", "undecided", 2.0)
     load = told(plan, pairs({"itl_p50": 1.0}))
     assert [gate["limit_pct"] for gate in load["gates"]] == [3.0]
 

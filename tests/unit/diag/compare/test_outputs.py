@@ -173,6 +173,28 @@ def test_engines_that_are_not_batch_invariant_are_within_a_a() -> None:
     assert words.count("within A/A") + words.count("differs consistently") == 200
 
 
+def test_what_so_few_runs_cannot_show_is_not_within_anything() -> None:
+    """Of the six ways to divide four runs, two are always as extreme as the most extreme one."""
+    base, head = [answers("a", "b"), answers("a", "c")], [answers("X", "b"), answers("X", "d")]
+    found = divergence(base, head)
+    assert found is not None
+    assert (found.word, found.p) == ("not decided", pytest.approx(1 / 3))
+    assert found.text.endswith("on fresh servers: 1 of 2: not decided: too few runs")
+    for runs in (1, 2, 3):
+        alike = divergence([answers("a", str(n)) for n in range(runs)], [answers("a", str(n)) for n in range(2)])
+        assert alike is not None
+        assert alike.word == "not decided"
+
+
+@pytest.mark.parametrize(("base", "head", "decides"), [(2, 2, False), (3, 3, False), (4, 4, True), (6, 2, True)])
+def test_how_many_runs_can_tell(base: int, head: int, decides: bool) -> None:
+    """Two pairs, or one with a control of one pair. The arms are as far apart as can be, beside noise of their own."""
+    sides = [[answers(f"{arm}", f"noise {arm} {n}") for n in range(count)] for arm, count in (("a", base), ("b", head))]
+    found = divergence(*sides)
+    assert found is not None
+    assert found.word == ("differs consistently" if decides else "not decided")
+
+
 def test_a_real_difference_is_found_in_noise() -> None:
     rng = np.random.default_rng(6)
     head = dict.fromkeys(range(5), "other")

@@ -146,7 +146,8 @@ def test_what_differs_by_the_margin_is_not_called_equivalent(pairs: int) -> None
 
 def test_many_metrics_of_several_loads_are_corrected() -> None:
     """Three loads of a primary and two secondary metrics that go together as metrics do: no difference anywhere, and
-    in at most 5% of comparisons any primary one is called, and any secondary one."""
+    in at most 5% of comparisons any primary one is called, and any secondary one: two families, so that anything at
+    all is in at most 10%, as is said beside the tables."""
     generator = np.random.default_rng(18)
     loads, metrics, pairs = 3, 3, 3
     shared = generator.normal(0, PER_ARM, (DRAWS, loads, 1, pairs, 2))
@@ -154,7 +155,7 @@ def test_many_metrics_of_several_loads_are_corrected() -> None:
     noise = shared + own
     primary = {(load, 0) for load in range(loads)}
     blocks = within(generator, pairs, 0.25)
-    called, uncorrected = {"primary": 0, "secondary": 0}, 0
+    called, uncorrected = {"primary": 0, "secondary": 0, "any": 0}, 0
     for draw, within_se in zip(noise, blocks, strict=True):
         evidence = {
             (load, metric): evidence_of(Effects(draw[load, metric], within_se), better="lower")
@@ -164,9 +165,11 @@ def test_many_metrics_of_several_loads_are_corrected() -> None:
         words = {key: verdict.word for key, verdict in judge_all(evidence, primary).items()}
         called["primary"] += any(words[key] in CALLED for key in primary)
         called["secondary"] += any(word in CALLED for key, word in words.items() if key not in primary)
+        called["any"] += any(word in CALLED for word in words.values())
         uncorrected += any(one.estimate.p <= 0.05 for one in evidence.values())
     assert called["primary"] / DRAWS <= 0.05
     assert called["secondary"] / DRAWS <= 0.05
+    assert called["any"] / DRAWS <= 0.10
     assert uncorrected / DRAWS > 0.05  # what the correction is for
 
 
