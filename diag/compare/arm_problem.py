@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from atom.bench.redact import redact_text
+from atom.bench.regular_file import read_tail
 from atom.recipes.hints import address_in_use, describe_status
 
 __all__ = ["complaint", "port_was_taken", "telling_line"]
 
-_TAIL_BYTES: Final = 256 << 10
 _LONGEST: Final = 300
 _DIED: Final = re.compile(
     r"(?P<what>server|command prepare\[\d+\]) of (?:recipe|command) .{1,200}? died with (?P<status>.{1,40}?)"
@@ -27,20 +27,20 @@ _POINTS_ELSEWHERE: Final = re.compile(r"see (?:the )?(?:root cause|error|log|sta
 def complaint(directory: Path, client_log: Path, status: int) -> str:
     """What went wrong in the run in `directory`, whose load ended with `status` (as in `subprocess.Popen.returncode`).
     Without secrets, in one line of at most 300 characters."""
-    message = _error(_tail(client_log))
+    message = _error(read_tail(client_log))
     if message is None:
         return f"the load ended with {describe_status(status)}" + (" and said nothing" if status >= 0 else "")
     match = _DIED.fullmatch(message)
     if match is None:
         return _short(message)
     what, died = match["what"], f"died with {match['status']}{' while it started' if match['when'] else ''}"
-    telling = telling_line(_tail(directory / "server" / "server.log"))
+    telling = telling_line(read_tail(directory / "server" / "server.log"))
     return _short(f"the {what} {died}" + (f": {telling}" if telling else "; it wrote nothing"))
 
 
 def port_was_taken(directory: Path, client_log: Path) -> bool:
     """Whether the server did not start because somebody else had its port."""
-    server, said = _tail(directory / "server" / "server.log"), _error(_tail(client_log)) or ""
+    server, said = read_tail(directory / "server" / "server.log"), _error(read_tail(client_log)) or ""
     return address_in_use(server[-40:]) or "is already in use" in said
 
 
@@ -59,17 +59,6 @@ def _error(lines: list[str]) -> str | None:
     """The last `error: …` that the load printed (`failed: …`: its verdict), without the lines that belong to it."""
     found = next((line for line in reversed(lines) if line.startswith(("error: ", "failed: "))), None)
     return None if found is None else found.partition(": ")[2]
-
-
-def _tail(path: Path) -> list[str]:
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(size - _TAIL_BYTES, 0))
-            data = file.read(_TAIL_BYTES)
-    except OSError:
-        return []
-    return data.decode("utf-8", "replace").splitlines()
 
 
 def _short(text: str) -> str:

@@ -59,9 +59,6 @@ class ScoredPair:
     runs: tuple[ScoredRun, ...]
     """In the order in which they were made."""
 
-    def of_index(self, index: int) -> ScoredRun | None:
-        return next((one for one in self.runs if one.run.index == index), None)
-
 
 def scored_pairs(out: Path, pairs: Sequence[DonePair], *, concurrent: bool) -> list[ScoredPair]:
     """Of the comparison in `out`. What cannot be read has no score, and says why."""

@@ -18,6 +18,7 @@ from typing import Final
 
 from atom.bench.records import Outcome, read_records
 from atom.bench.redact import redact_text
+from atom.bench.regular_file import read_tail
 from atom.bench.rundir import RunDirectory
 from atom.diag.compare.arm_problem import telling_line
 from atom.diag.compare.model import RunResult
@@ -42,7 +43,6 @@ class Failure:
 
 
 _LONGEST: Final = 240
-_TAIL_BYTES: Final = 256 << 10
 
 _PATTERNS: Final[tuple[tuple[FailureClass, re.Pattern[str]], ...]] = (
     (
@@ -138,7 +138,7 @@ def _errors(run: Path) -> Failure | None:
 
 def _matching(run: Path) -> Failure | None:
     """The line of the server's log that says most, if it is of a class that its words tell."""
-    lines = _tail(run / "server" / "server.log")
+    lines = read_tail(run / "server" / "server.log")
     for kind, pattern in _PATTERNS:
         if kind is FailureClass.AGREEMENT and (found := next((x for x in lines if pattern.search(x)), None)):
             return Failure(kind, _short(found.strip()))
@@ -148,16 +148,6 @@ def _matching(run: Path) -> Failure | None:
 
 def _of_text(line: str) -> Failure | None:
     return next((Failure(kind, _short(line)) for kind, pattern in _PATTERNS if pattern.search(line)), None)
-
-
-def _tail(path: Path) -> list[str]:
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(size - _TAIL_BYTES, 0))
-            return file.read(_TAIL_BYTES).decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []
 
 
 def _short(text: str) -> str:

@@ -22,12 +22,13 @@ from atom.bench.agentic.aiperf_records import record_of_line
 from atom.bench.aiperf_export import RECORDS_FILE, SUMMARY_FILE
 from atom.bench.clocks import ClockOffset, OffsetMeasurement
 from atom.bench.records import MEASURED, Outcome, RequestRecord, is_count
+from atom.bench.regular_file import read_regular
 from atom.bench.rundir import JsonlFile
 from atom.bench.wall_clock import WallClock
 from atom.diag.compare.recorded import Recorded
 from atom.recipes.errors import UsageError
 
-__all__ = ["is_foreign", "read_foreign"]
+__all__ = ["read_foreign"]
 
 MOST_BYTES: Final = 2 << 30
 """Of a JSON file, which is read in one."""
@@ -35,11 +36,6 @@ _MOST_S: Final = 1e9
 _VLLM_LISTS: Final = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "errors")
 _CLOSED: Final = ("concurrency", "user_centric")
 """AIPerf's types of phases without a schedule."""
-
-
-def is_foreign(path: Path) -> bool:
-    """Whether `path` may be a result of another tool: a JSON or JSON Lines file, or a folder with AIPerf's."""
-    return (path / RECORDS_FILE).is_file() or (path.is_file() and path.suffix in (".json", ".jsonl"))
 
 
 def read_foreign(path: Path) -> Recorded:
@@ -59,9 +55,7 @@ def read_foreign(path: Path) -> Recorded:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise UsageError(f"{path} is larger than {MOST_BYTES >> 30} GiB")
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_regular(path, MOST_BYTES))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

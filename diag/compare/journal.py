@@ -41,13 +41,6 @@ class DonePair:
         """Whether every run left something to compare."""
         return all(one.has_records for both in self.results for one in both)
 
-    def of_index(self, index: int) -> Results | None:
-        """Those of the matched run with this index."""
-        for run, results in zip(self.pair.runs, self.results, strict=True):
-            if run.index == index:
-                return results
-        return None
-
 
 @dataclass(frozen=True, slots=True)
 class Records:
@@ -69,10 +62,6 @@ class Records:
         current = self.current
         return [one for one in self.lines if current[one.matched, one.side] is not one]
 
-    def results(self, run: MatchedRun) -> Results | None:
-        """None if it was not made, or is half done."""
-        return self._results(run, self.current)
-
     def done(self, plan: Plan) -> list[DonePair]:
         """The complete pairs, in the order of the schedule."""
         return self._done(plan.schedule)
@@ -80,11 +69,6 @@ class Records:
     def done_of(self, plan: Plan, stream: Stream) -> list[DonePair]:
         """The complete pairs of a stream, by their number."""
         return self._done(plan.pairs_of(stream))
-
-    def half_done(self, plan: Plan) -> list[RunResult]:
-        """Results that count for nothing, as their pair is not complete."""
-        done = {run.key for one in self.done(plan) for run in one.pair.runs}
-        return [one for one in self.current.values() if one.matched not in done]
 
     def _done(self, pairs: Iterable[Pair]) -> list[DonePair]:
         current = self.current
@@ -99,34 +83,44 @@ class Records:
     @staticmethod
     def _results(run: MatchedRun, current: Mapping[tuple[str, int], RunResult]) -> Results | None:
         base, head = current.get((run.key, 0)), current.get((run.key, 1))
-        return None if base is None or head is None else (base, head)
+        if base is None or head is None or (base.arm, head.arm) != (run.runs[0].arm, run.runs[1].arm):
+            return None
+        return base, head
 
 
 def read_records(out: Path) -> Records:
     """Those of the comparison in `out`; none if it has not begun. Torn and foreign lines are counted and skipped."""
     lines: list[RunResult] = []
     malformed = 0
+    recorded: frozenset[str] | None = None
     for value in read_jsonl(out / RUNS_FILE):
         try:
             result = RunResult.from_dict(value)
         except UsageError:
             malformed += 1
             continue
-        if _sound(result):
+        if recorded is None and result.directory.startswith("/"):
+            recorded = _recorded(out)
+        if result.side in (0, 1) and _is_own(result, recorded or frozenset()):
             lines.append(result)
         else:
             malformed += 1
     return Records(tuple(lines), malformed)
 
 
-def _sound(result: RunResult) -> bool:
-    texts, numbers = (result.matched, result.arm, result.directory, result.stage), (result.status, result.started_ns)
-    return (
-        all(isinstance(one, str) for one in texts)
-        and all(isinstance(one, int) for one in (*numbers, result.ended_ns))
-        and result.side in (0, 1)
-        and isinstance(result.problem, str | None)
-    )
+def _is_own(result: RunResult, recorded: frozenset[str]) -> bool:
+    """Whether its directory is one of this comparison's, or what the plan names as recorded: a line says nothing of any
+    other place."""
+    parts = result.directory.split("/")
+    made = len(parts) == 3 and parts[:2] == ["arms", result.arm] and _RUN.fullmatch(parts[2]) is not None
+    return result.directory in recorded or (made and result.arm not in ("", ".", ".."))
+
+
+def _recorded(out: Path) -> frozenset[str]:
+    try:
+        return frozenset(path for arm in Plan.read(out).arms for path in arm.recorded)
+    except UsageError:
+        return frozenset()
 
 
 class Journal:

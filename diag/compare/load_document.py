@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from atom.bench.regular_file import read_regular
 from atom.diag.compare.evidence import ScoredPair, ScoredRun, Side, metric_values
 from atom.diag.compare.gate_document import load_gates
 from atom.diag.compare.mechanism import disagreement
@@ -27,6 +28,7 @@ from atom.recipes.cpus import format_cpus
 
 __all__ = ["half_text", "load_documents", "shape_of", "target_of"]
 
+_MOST_RUN_JSON: Final = 16 << 20
 MOST_REASONS: Final = 4
 
 
@@ -263,7 +265,7 @@ def _shape(weighed: Weighed) -> str:
 def target_of(path: Path) -> Mapping[str, Any]:
     """What the server of a run said of itself: model, executor; empty where that was not recorded."""
     try:
-        target = json.loads((path / "run.json").read_text(encoding="utf-8")).get("target")
+        target = json.loads(read_regular(path / "run.json", _MOST_RUN_JSON)).get("target")
     except (OSError, ValueError, RecursionError, AttributeError):
         return {}
     return target if isinstance(target, dict) else {}

@@ -10,6 +10,9 @@ Everything here goes through JSON (`plan.json`, `runs.jsonl`), see `as_dict` and
 from __future__ import annotations
 
 import dataclasses
+import functools
+import types
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -47,12 +50,50 @@ class _Json:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Self:
-        """UsageError if a field is missing or unknown."""
-        names = {one.name for one in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        """UsageError if a field is missing, or is of another type. Unknown ones are left out: a later version may have
+        more."""
+        known = _hints(cls)  # type: ignore[arg-type]
+        if not isinstance(value, Mapping):
+            raise UsageError(f"{cls.__name__.lower()}: must be an object, got {value!r:.80}")
+        fields = {name: _frozen(one) for name, one in value.items() if name in known}
+        for name, one in fields.items():
+            if not _fits(one, known[name]):
+                raise UsageError(f"{cls.__name__.lower()}: {name} cannot be {one!r:.80}")
         try:
-            return cls(**{name: _frozen(one) for name, one in value.items() if name in names})
+            return cls(**fields)
         except (TypeError, ValueError) as error:
             raise UsageError(f"{cls.__name__.lower()}: {error}") from None
+
+
+@functools.cache
+def _hints(cls: type) -> Mapping[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {one.name: hints[one.name] for one in dataclasses.fields(cls)}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a JSON value, lists frozen, is what a field of this type takes."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in parts)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        wanted = [parts[0]] * len(value) if parts[-1] is ... else list(parts)
+        return len(value) == len(wanted) and all(map(_fits, value, wanted))
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(
+            _fits(name, parts[0]) and _fits(one, parts[1]) for name, one in value.items()
+        )
+    if hint is Any:
+        return True
+    if dataclasses.is_dataclass(hint):
+        return isinstance(value, Mapping | hint)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, str if issubclass(hint, StrEnum) else hint)
 
 
 def _frozen(value: Any) -> Any:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from atom.bench.regular_file import read_regular
 from atom.diag.compare.model import Arm
 from atom.recipes.errors import RunError
 from atom.recipes.placeholders import expand, resolve_variables
@@ -166,8 +167,7 @@ def read_origins(run_dir: Path) -> list[dict[str, Any]]:
     found = []
     for path in sorted((run_dir / "server").glob("origins-*.json")):
         try:
-            with path.open("rb") as file:
-                raw = json.loads(file.read(_MAX_BYTES))
+            raw = json.loads(read_regular(path, _MAX_BYTES))
         except (OSError, ValueError, RecursionError):
             continue
         if isinstance(raw, dict) and isinstance(raw.get("modules"), dict):

@@ -21,8 +21,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
+from atom.bench.regular_file import read_regular
 from atom.bench.rundir import write_json
-from atom.diag.compare.metrics import PRIMARY_CHOICES
+from atom.diag.compare.metrics import METRICS, PRIMARY_CHOICES
 from atom.diag.compare.model import (
     Arm,
     ArmKind,
@@ -47,6 +48,8 @@ DEFAULT_MAX_PAIRS: Final = 12
 MAX_PAIRS: Final = 1000
 _MAX_PLAN_BYTES: Final = 16 << 20
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+_GATED: Final = ("tests", "accuracy", "gc")
+"""Sections that have a gate of their own."""
 _ONE_PAIR: Final = MappingProxyType({"gc": 1, "accuracy": 1})
 
 Stream = tuple[str, str]
@@ -127,6 +130,7 @@ class Plan(_Json):
         if self.until_decided and not (isinstance(self.max_pairs, int) and max(self.pairs, 2) <= self.max_pairs):
             raise UsageError(f"max_pairs must be from pairs ({self.pairs}), at least 2; got {self.max_pairs!r}")
         _check_schedule(self)
+        _check_gates(self)
 
     def arm(self, label: str) -> Arm:
         return labels(self.arms)[label]
@@ -181,11 +185,7 @@ class Plan(_Json):
         """UsageError if there is none, or one that cannot be."""
         path = directory / PLAN_FILE
         try:
-            with path.open("rb") as file:
-                raw = file.read(_MAX_PLAN_BYTES + 1)
-            if len(raw) > _MAX_PLAN_BYTES:
-                raise UsageError(f"{path}: larger than {_MAX_PLAN_BYTES} bytes, which no plan is")
-            return cls.from_dict(json.loads(raw))
+            return cls.from_dict(json.loads(read_regular(path, _MAX_PLAN_BYTES)))
         except OSError as error:
             raise UsageError(f"{path}: cannot read the plan of a comparison: {error.strerror}") from None
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
@@ -393,12 +393,19 @@ def _check_loads(loads: Sequence[Load]) -> None:
 def _check_schedule(plan: Plan) -> None:
     """A plan that was read may be anything."""
     arms, loads = {arm.label for arm in plan.arms}, {load.name for load in plan.loads}
+    if not plan.comparisons or any(not {one.base, one.head} <= arms for one in plan.comparisons):
+        raise UsageError("a comparison has an arm that the plan does not, or there is none")
+    if len(plan.placement.halves) not in (1, 2):
+        raise UsageError(f"the machine has {len(plan.placement.halves)} halves")
     for pair in plan.schedule:
         if not pair.arms <= arms or pair.load not in loads:
             raise UsageError(f"{pair.key}: has an arm or a load that the plan does not")
+        if pair.pair < 0 or sorted(run.index for run in pair.runs) not in ([0], [0, 1], [1]):
+            raise UsageError(f"{pair.key}: has another number, or other matched runs, than a pair has")
         for run in pair.runs:
             same = (run.comparison, run.load, run.pair, run.purpose) == (*pair.stream, pair.pair, pair.purpose)
-            if not same or len(run.runs) != 2 or any(one.half >= len(plan.placement.halves) for one in run.runs):
+            placed = all(0 <= one.half < len(plan.placement.halves) and one.order in (0, 1) for one in run.runs)
+            if not same or not placed:
                 raise UsageError(f"{run.key}: does not belong to {pair.key}, or has a half that there is not")
     if len({pair.key for pair in plan.schedule}) != len(plan.schedule):
         raise UsageError("the plan has the same pair twice")
@@ -406,3 +413,19 @@ def _check_schedule(plan: Plan) -> None:
         value = getattr(plan, name)
         if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
             raise UsageError(f"{name} must be a number of seconds, got {value!r}")
+
+
+def _check_gates(plan: Plan) -> None:
+    from atom.diag.compare.gates import Gate
+
+    for one in plan.gates:
+        if one.get("section") in _GATED:
+            continue
+        limit, metric, load = (one.get(name) for name in ("slower_pct", "metric", "load"))
+        if not isinstance(limit, int | float) or metric not in (None, *METRICS) or load not in (None, *_names(plan)):
+            raise UsageError(f"the plan has a gate that is none: {json.dumps(one)[:200]}")
+        Gate(slower_pct=float(limit), metric=metric, load=load)
+
+
+def _names(plan: Plan) -> list[str]:
+    return [load.name for load in plan.loads]

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 from xml.parsers import expat
 
+from atom.bench.regular_file import read_regular
 from atom.bench.rundir import write_json
 from atom.diag.compare.model import Arm
 from atom.recipes.errors import UsageError
@@ -51,6 +52,7 @@ MOST_TESTS: Final = 500_000
 MOST_NAME: Final = 500
 """Characters of a test's name that are kept."""
 MOST_MESSAGE: Final = 300
+_MOST_FACTS: Final = 1 << 20
 _LOG_BYTES: Final = 8 << 20
 _GRACE_S: Final = 10.0
 _CHUNK: Final = 1 << 16
@@ -209,7 +211,7 @@ def read_suite(out: Path, label: str) -> SuiteRun:
     folder = out / "tests"
     facts: dict[str, Any] = {}
     try:
-        read = json.loads((folder / f"{label}.json").read_text(encoding="utf-8"))
+        read = json.loads(read_regular(folder / f"{label}.json", _MOST_FACTS))
         facts = read if isinstance(read, dict) else {}
     except (OSError, ValueError, RecursionError):
         facts = {"problem": "they did not come to their end"}

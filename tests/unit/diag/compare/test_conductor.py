@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atom.diag.compare.conductor import Conductor, Ending, EndReason, Event, Progress, given_up
-from atom.diag.compare.journal import RUNS_FILE, DonePair, Journal, read_records
+from atom.diag.compare.journal import RUNS_FILE, DonePair, Journal, Records, read_records
 from atom.diag.compare.model import Arm, ArmKind, Comparison, Half, Load, MatchedRun, Placement, RunResult
 from atom.diag.compare.plan import Pair, Plan, make_plan
 from atom.recipes.errors import ExitStatus, UsageError
@@ -136,7 +136,7 @@ def test_pairs_are_made_in_the_order_of_the_schedule(tmp_path: Path) -> None:
     assert (told[-1].done, told[-1].event, told[-1].remaining_s) == (len(plan.schedule), Event.PAIR_ENDED, 0)
     records = read_records(tmp_path)
     assert [one.pair.key for one in records.done(plan)] == [pair.key for pair in plan.schedule]
-    assert not records.half_done(plan)
+    assert not half_done(records, plan)
     assert not records.superseded
 
 
@@ -270,13 +270,19 @@ def test_a_decision_is_made_again_when_a_comparison_goes_on(tmp_path: Path) -> N
     assert (script.runs, ending.decided) == ([], (("base..head-0", "load-0"),))
 
 
+def half_done(records: Records, plan: Plan) -> list[RunResult]:
+    """Results of pairs that are not complete."""
+    done = {run.key for one in records.done(plan) for run in one.pair.runs}
+    return [one for one in records.current.values() if one.matched not in done]
+
+
 def test_an_interrupted_pair_is_made_again_in_whole(tmp_path: Path) -> None:
     plan = plan_of(pairs=2)
     with pytest.raises(KeyboardInterrupt):
         conduct(plan, tmp_path, lambda _, name, count: "kill" if count == 4 else "done")
     before = read_records(tmp_path)
     assert [one.pair.pair for one in before.done(plan)] == [0]
-    assert [one.directory for one in before.half_done(plan)] == ["arms/base/run-3", "arms/head-0/run-3"]
+    assert [one.directory for one in half_done(before, plan)] == ["arms/base/run-3", "arms/head-0/run-3"]
 
     _, script, _ = conduct(plan, tmp_path)
     assert script.runs == keys(plan.schedule[1:])
@@ -284,7 +290,7 @@ def test_an_interrupted_pair_is_made_again_in_whole(tmp_path: Path) -> None:
     after = read_records(tmp_path)
     assert len(after.done(plan)) == 2
     assert [one.directory for one in after.superseded] == ["arms/base/run-3", "arms/head-0/run-3"]
-    assert not after.half_done(plan)
+    assert not half_done(after, plan)
 
 
 def test_an_arm_gets_its_tries_again_when_a_comparison_goes_on(tmp_path: Path) -> None:
@@ -301,15 +307,47 @@ def test_two_writers_exclude_each_other(tmp_path: Path) -> None:
         Journal(tmp_path)
 
 
-def test_a_done_pair_knows_its_indices(tmp_path: Path) -> None:
+def test_lines_about_other_places_count_for_nothing(tmp_path: Path) -> None:
     plan = plan_of(pairs=1)
     conduct(plan, tmp_path)
     (done,) = read_records(tmp_path).done_of(plan, plan.streams[0])
-    for index in (0, 1):
-        results = done.of_index(index)
-        assert results is not None
-        assert {one.matched for one in results} == {f"base..head-0/load-0/pair-0/{index}"}
     assert done.has_records
+    file = tmp_path / "runs.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for directory in (
+        "/etc",
+        "../other/arms/base/run-1",
+        "arms/base/../../run-1",
+        "arms/base/run-1/..",
+        "arms",
+        "",
+        ".",
+    ):
+        file.write_text("".join(json.dumps({**line, "directory": directory}) + "\n" for line in lines))
+        found = read_records(tmp_path)
+        assert (found.lines, found.malformed) == ((), len(lines))
+    file.write_text(
+        "".join(json.dumps({**line, "arm": "base", "directory": "arms/base/run-1"}) + "\n" for line in lines)
+    )
+    assert read_records(tmp_path).done(plan) == []  # the head's are not of the head
+
+
+def test_recorded_arms_have_their_records_wherever_they_are(tmp_path: Path) -> None:
+    arms = [Arm(label=one, kind=ArmKind.RECORDED, spec=one, recorded=(f"/somewhere/{one}",)) for one in "xy"]
+    plan = make_plan(
+        arms,
+        [Comparison(base="x", head="y")],
+        [Load(name="recorded", bench="recorded")],
+        Placement(halves=(Half(name="recorded"),), reason=""),
+    )
+    plan.write(tmp_path)
+    line = {"matched": plan.schedule[0].runs[0].key, "status": 0, "started_ns": 1, "ended_ns": 1}
+    places = [("x", 0, "/somewhere/x"), ("y", 1, "/somewhere/y"), ("y", 1, "/somewhere/else")]
+    with (tmp_path / "runs.jsonl").open("w") as file:
+        for arm, side, directory in places:
+            print(json.dumps({**line, "arm": arm, "side": side, "directory": directory}), file=file)
+    found = read_records(tmp_path)
+    assert (len(found.lines), found.malformed, len(found.done(plan))) == (2, 1, 1)
 
 
 @pytest.mark.parametrize(
