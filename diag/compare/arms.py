@@ -25,6 +25,7 @@ from atom.diag.compare.git import WORKTREE, Commit, Repository, find_repository,
 from atom.diag.compare.model import Arm, ArmKind
 from atom.diag.compare.origins import refuse_foreign_modules
 from atom.diag.compare.provenance import with_packages
+from atom.diag.compare.recorded_arms import arms_of, compared_runs, is_comparison, recorded_source
 from atom.diag.compare.source import Checkout, checkout
 from atom.recipes.containers import OWNER_LABEL, RUN_LABEL, container_engine
 from atom.recipes.errors import RunError, UsageError
@@ -38,6 +39,7 @@ __all__ = ["arm_environment", "prepare_arm", "resolve_arm"]
 
 _LABEL: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})=(.+)", re.S)
 _PREFIX: Final = re.compile(r"(ref|recipe|url|run):(.+)", re.S)
+_SHA: Final = re.compile(r"[0-9A-Fa-f]{7,64}")
 _NO_LABEL: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _RECORDS: Final = ("run.json", "profile_export.jsonl", "profile_export_aiperf.json")
 """A directory with one of these holds what was recorded."""
@@ -55,14 +57,17 @@ def resolve_arm(
     variables: Mapping[str, str] | None = None,
     env: Mapping[str, str] | None = None,
     server_args: Sequence[str] = (),
+    sha: str | None = None,
     taken: Collection[str] = (),
+    complete: bool = True,
 ) -> Arm:
     """The arm that `[label=]SPEC` stands for. UsageError, with what would be right, if it stands for nothing or for
     several things; `ref:`, `recipe:`, `url:` and `run:` before it always say which.
 
     `repo`: where refs are looked up; None: the repository of the current directory, else this tool's own. `recipe` is
-    how a ref is started; None: as each load says. `taken`: labels of other arms; a label that was not given is made
-    different from those.
+    how a ref is started; None: as each load says. `sha`: the commit of an arm that cannot tell. `taken`: labels of
+    other arms; a label that was not given is made different from those. `complete`: False for an arm of which not all
+    is known yet: what its recipe needs is not checked.
     """
     label, rest = (match[1], match[2]) if (match := _LABEL.fullmatch(spec)) else (None, spec)
     if label is not None and label in taken:
@@ -80,8 +85,10 @@ def resolve_arm(
     if found.kind in (ArmKind.URL, ArmKind.RECORDED):
         _refuse_changes(found, common)
     arm = replace(found, **common, recipe=recipe if found.kind is ArmKind.REF else found.recipe)
-    if arm.recipe is not None:
+    if arm.recipe is not None and complete:
         arm = replace(arm, recipe=_checked_recipe(arm))
+    if sha is not None:
+        arm = replace(arm, provenance={**arm.provenance, "sha": _stated(arm, sha), "sha_from": "--arm-sha"})
     return replace(arm, label=label or _free_label(found.label, taken))
 
 
@@ -178,7 +185,7 @@ def _url(url: str, _repo: Path | None) -> Arm:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{url!r} is no URL of a server; it must look like http://HOST:PORT")
     if parts.username or parts.password:
-        raise UsageError("the URL of an arm must not hold a user or password; give the key with ATOM_API_KEY")
+        raise UsageError("the URL of an arm must not hold a user or password; give the key with OPENAI_API_KEY")
     name = f"{parts.hostname}-{port}" if port else parts.hostname
     return Arm(label=_label_of(name), kind=ArmKind.URL, spec=url, url=url.rstrip("/"))
 
@@ -191,9 +198,27 @@ def _run(text: str, _repo: Path | None) -> Arm:
             raise UsageError(
                 f"{part!r} is no run directory (with {' or '.join(_RECORDS)}), has no run-N, and is no result file"
             )
-        paths += found
+        paths += _counted(Path(part).absolute(), found)
     recorded = tuple(str(path.absolute()) for path in paths)
-    return Arm(label=_label_of(Path(recorded[0]).name), kind=ArmKind.RECORDED, spec=text, recorded=recorded)
+    return Arm(
+        label=_label_of(Path(recorded[0]).name),
+        kind=ArmKind.RECORDED,
+        spec=text,
+        recorded=recorded,
+        provenance=recorded_source(map(Path, recorded)),
+    )
+
+
+def _counted(path: Path, found: list[Path]) -> list[Path]:
+    """What was found there, without what does not count in a comparison."""
+    if is_comparison(path):
+        one = " or ".join(map(str, arms_of(path))) or "arms/LABEL"
+        raise UsageError(f"{path} is a whole comparison: name one of its arms, {one}")
+    if path.parent.name == "arms" and is_comparison(path.parent.parent):
+        if not (runs := compared_runs(path)):
+            raise UsageError(f"{path} has no run of its comparison that was made to its end")
+        return runs
+    return found
 
 
 def _recorded_at(path: Path) -> list[Path]:
@@ -229,6 +254,16 @@ def _free_label(label: str, taken: Collection[str]) -> str:
     return next(name for name in numbered if name not in taken)
 
 
+def _stated(arm: Arm, sha: str) -> str:
+    """The commit that a person says an arm is of."""
+    if not _SHA.fullmatch(sha):
+        raise UsageError(f"--arm-sha: {sha!r} is no commit; it must be 7 to 64 digits of its hash")
+    known = arm.provenance.get("sha")
+    if known is not None and not str(known).startswith(sha.lower()):
+        raise UsageError(f"--arm-sha: {arm.spec} is known to be of commit {str(known)[:12]}, and not of {sha}")
+    return str(known) if known is not None else sha.lower()
+
+
 def _refuse_changes(arm: Arm, given: Mapping[str, Any]) -> None:
     for field in ("python", "image", "variables", "env", "server_args"):
         if given[field]:
@@ -240,7 +275,7 @@ def _checked_recipe(arm: Arm) -> str:
     """Its name or absolute path. UsageError for a recipe that does not exist, or does not take what this arm gives."""
     assert arm.recipe is not None
     recipe = resolve_recipe(arm.recipe)
-    resolve_variables(recipe, arm.variables)
+    resolve_variables(recipe, {**arm.variables, **({} if arm.python is None else {"python": arm.python})})
     if arm.kind is ArmKind.REF:
         _refuse_no_source(recipe, arm)
     return arm.recipe if arm.recipe in builtin_recipes() else str(Path(arm.recipe).absolute())

@@ -7,7 +7,6 @@ what. `factors` names all that differs, from what was asked for; `confounded` ad
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,13 +14,13 @@ from typing import Any, Final
 
 from atom.bench.redact import redact_arguments, redact_environment, redact_option
 from atom.diag.compare.model import Arm, ArmKind, Load
+from atom.diag.compare.recorded import load_of, run_facts_of
 from atom.recipes.errors import UsageError
 from atom.recipes.recipe import Recipe
 from atom.recipes.resolve import resolve_recipe
 
 __all__ = ["Factor", "confounded", "factors", "observed"]
 
-_MAX_RUN_JSON: Final = 8 << 20
 _SHOWN: Final = 4
 _COMPARED: Final = ("source", "kind", "url", "server")
 """What is taken for the thing that was to be compared, where it differs."""
@@ -43,17 +42,15 @@ def confounded(
     base: Arm,
     head: Arm,
     load: Load | None = None,
-    facts: Mapping[str, Mapping[str, Any]] | None = None,
+    seen: Iterable[Factor] = (),
 ) -> list[str]:
     """What differs beside the one thing that is compared; empty if the arms differ in one thing, or none.
 
-    `load`: whose recipe arms without one of their own run with. `facts`: what `observed` found in the runs, by label.
+    `load`: whose recipe arms without one of their own run with. `seen`: what `observed` found in the runs.
     """
     found = factors(base, head, load)
-    if facts is not None:
-        told = {factor.name for factor in found}
-        seen = _observed_factors(facts.get(base.label), facts.get(head.label))
-        found += [one for one in seen if one.name not in told]
+    told = {factor.name for factor in found}
+    found += [one for one in seen if one.name not in told]
     if len(found) <= 1:
         return []
     treatment = next((one for one in found if one.name in _COMPARED), None)
@@ -200,24 +197,21 @@ def _listed(texts: Sequence[str]) -> list[str]:
 # ---- what the runs show --------------------------------------------------------------------------------------------
 
 
-def observed(run_dirs: Iterable[Path]) -> dict[str, Any]:
-    """What an arm's runs say of themselves that must not differ between arms: machine, devices by kind, model, the
-    load's options. A fact on which the runs disagree is left out, and so is one that no run has."""
-    seen: dict[str, set[str]] = {}
-    for run_dir in run_dirs:
-        for name, value in _facts_of(run_dir).items():
-            seen.setdefault(name, set()).add(value)
-    return {name: next(iter(values)) for name, values in sorted(seen.items()) if len(values) == 1}
+def observed(matched: Iterable[tuple[Path, Path]]) -> list[Factor]:
+    """In what the two sides of a matched run differ and must not: machine, devices by kind, model, the load's options.
+    What only one side says is no difference. `matched`: directories (or files) of base and head."""
+    found: dict[str, list[str]] = {}
+    for base, head in matched:
+        one, other = _facts_of(base), _facts_of(head)
+        for name in sorted({*one} & {*other}):
+            if one[name] != other[name]:
+                found.setdefault(name, []).append(_both(one[name], other[name]))
+    return [Factor(name, "; ".join(_listed(list(dict.fromkeys(texts))))) for name, texts in sorted(found.items())]
 
 
 def _facts_of(run_dir: Path) -> dict[str, str]:
-    try:
-        with (run_dir / "run.json").open("rb") as file:
-            run = json.loads(file.read(_MAX_RUN_JSON))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    host, load = _mapping(run, "host"), _mapping(run, "load")
-    devices = run.get("devices") if isinstance(run, dict) else None
+    run, load = run_facts_of(run_dir), load_of(run_dir)
+    host, devices = _mapping(run, "host"), run.get("devices")
     kinds = sorted({str(one).partition(",")[0] for one in devices}) if isinstance(devices, list) else []
     facts = {
         "host": host.get("name"),
@@ -232,12 +226,6 @@ def _facts_of(run_dir: Path) -> dict[str, str]:
     return texts
 
 
-def _mapping(raw: Any, name: str) -> Mapping[str, Any]:
-    value = raw.get(name) if isinstance(raw, dict) else None
+def _mapping(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = raw.get(name)
     return value if isinstance(value, dict) else {}
-
-
-def _observed_factors(base: Mapping[str, Any] | None, head: Mapping[str, Any] | None) -> list[Factor]:
-    if not base or not head:
-        return []
-    return [Factor(name, _both(base[name], head[name])) for name in base if name in head and base[name] != head[name]]

@@ -95,6 +95,7 @@ def _vllm(path: Path, result: Mapping[str, Any]) -> Recorded:
         "num_prompts": _count(result.get("num_prompts")) or len(records),
         "max_concurrency": _count(result.get("max_concurrency")),
         "request_rate": rate if scheduled else "inf",
+        "input_tokens": sum(one.input_len or 0 for one in records),
         "model": result.get("model_id") if isinstance(result.get("model_id"), str) else None,
         "ramp": {} if isinstance(result.get("ramp_up_strategy"), str) else None,
     }

@@ -5,11 +5,13 @@ A run directory of `atom bench` is read here; what other tools wrote becomes the
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from atom.bench.accounting import Counts
 from atom.bench.client_window import read_client_window
@@ -18,8 +20,11 @@ from atom.bench.records import RequestRecord, read_records
 from atom.bench.run_facts import checked_run
 from atom.bench.rundir import RunDirectory, Validity
 from atom.diag.compare.window import Window, steady_window
+from atom.recipes.errors import AtomError
 
-__all__ = ["Recorded", "read_recorded"]
+__all__ = ["Recorded", "load_of", "read_recorded", "run_facts_of"]
+
+_MAX_RUN_JSON: Final = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,3 +119,28 @@ def _read_run(run_dir: RunDirectory) -> Recorded:
 def _clock(run: Mapping[str, Any]) -> str | None:
     boot = (run.get("host") or {}).get("boot_id")
     return boot if isinstance(boot, str) and boot else None
+
+
+def run_facts_of(path: Path) -> Mapping[str, Any]:
+    """run.json as it is, unchecked; empty where there is none that can be read."""
+    file = path / "run.json"
+    try:
+        if not file.is_file():  # a pipe would never end
+            return {}
+        with file.open("rb") as source:
+            run = json.loads(source.read(_MAX_RUN_JSON))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return run if isinstance(run, dict) else {}
+
+
+@lru_cache(maxsize=4096)
+def load_of(path: Path) -> Mapping[str, Any]:
+    """The load of a run or of another tool's result, as far as it says; a run that is over does not change."""
+    if (path / "run.json").is_file():
+        load = run_facts_of(path).get("load")
+        return load if isinstance(load, dict) else {}
+    try:
+        return read_recorded(path).load
+    except AtomError:
+        return {}

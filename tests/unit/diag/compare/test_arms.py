@@ -151,7 +151,7 @@ def test_a_name_of_two_things_is_refused_with_how_to_say_which(repo: Path) -> No
         ("no.yaml", "no such recipe file"),
         ("url:ftp://x", "must look like http://HOST:PORT"),
         ("http://x:99999", "must look like http://HOST:PORT"),
-        ("http://user:pw@x", "must not hold a user or password"),
+        ("http://user:pw@x", "must not hold a user or password; give the key with OPENAI_API_KEY"),
         ("run:/", "is no run directory"),
         ("/", "is no run directory"),
         ("-x", "is no ref"),
@@ -468,9 +468,26 @@ def test_packages_and_what_the_runs_show(repo: Path, tmp_path: Path) -> None:
         for arm, packages in ((base, {"torch": "2.6", "x": "1"}), (head, {"torch": "2.7", "x": "1"}))
     ]
     assert confounded(*with_packages) == ["python: torch 2.6 / 2.7"]
-    for label, devices in (("main", ["H200, GPU-1"]), ("branch", ["H100, GPU-2"])):
-        run = {"host": {"name": "h"}, "devices": devices, "load": {"model": "m", "seed": 1, "base_url": label}}
-        write(tmp_path, {f"{label}/run.json": json.dumps(run), f"{label}-2/run.json": "[]"})
-    facts = {label: observed([tmp_path / label, tmp_path / f"{label}-2"]) for label in ("main", "branch")}
-    assert facts["main"] == {"devices": "H200", "host": "h", "load seed": "1", "model": "m"}
-    assert confounded(base, head, None, facts) == ["devices: H200 / H100"]
+    runs = []
+    for number, devices in enumerate((["H200, GPU-1"], ["H100, GPU-2"])):
+        run = {"host": {"name": "h"}, "devices": devices, "load": {"model": "m", "seed": 1, "base_url": str(number)}}
+        write(tmp_path, {f"{number}/run.json": json.dumps(run), f"{number}-bad/run.json": "[]"})
+        runs.append(tmp_path / str(number))
+    seen = observed([(runs[0], runs[1]), (runs[0], tmp_path / "1-bad"), (runs[0], runs[0])])
+    assert confounded(base, head, None, seen) == ["devices: H200 / H100"]
+    assert observed([(runs[0], runs[0]), (tmp_path / "0-bad", runs[1]), (tmp_path / "none", runs[1])]) == []
+
+
+def test_loads_that_differ_within_matched_runs_confound_them(tmp_path: Path) -> None:
+    """Also where the runs of one arm differ from each other in the same way."""
+    for name, (length, limit) in {"a-1": (64, 4), "a-2": (128, 4), "b-1": (64, 4), "b-2": (256, 4)}.items():
+        load = {"max_concurrency": limit, "nonce": name, "source": {"random_input_len": length}}
+        write(tmp_path, {f"{name}/run.json": json.dumps({"load": load})})
+    matched = [(tmp_path / f"a-{n}", tmp_path / f"b-{n}") for n in (1, 2)]
+    assert [(one.name, one.text) for one in observed(matched)] == [("load random input len", "128 / 256")]
+    assert observed([matched[0], matched[0]]) == []
+
+
+def test_a_pipe_in_the_place_of_a_record_is_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.json")
+    assert observed([(tmp_path, tmp_path)]) == []
