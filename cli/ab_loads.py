@@ -14,6 +14,7 @@ import typer
 from atom.cli import bench
 from atom.cli.bench_command import CHECK_ONLY
 from atom.cli.options import split_multiple
+from atom.diag.compare.metrics import PRIMARY_CHOICES
 from atom.diag.compare.model import Load
 from atom.recipes.errors import AtomError, UsageError
 from atom.recipes.suite import Suite, resolve_suite
@@ -33,8 +34,8 @@ _OWN: Final[Mapping[str, str]] = {
     "client_cpus": "use --cpus A/B of ab-compare",
     "set_": "use --arm-set of ab-compare",
     "server_env": "use --base-env and --head-env of ab-compare",
-    "seed": "use --seed of ab-compare, which all arms share",
     "server_env_file": "use --base-env and --head-env of ab-compare",
+    "seed": "use --seed of ab-compare, which all arms share",
     "output_dir": "each run has its own",
     "json_path": "use --json of ab-compare",
     "markdown": "use --markdown of ab-compare",
@@ -67,7 +68,7 @@ def parse_load(text: str) -> Load:
     end = words.index("--") if "--" in words else len(words)
     arguments, own = _take_fields(where, words[1:end])
     options, recipe = _options(where, bench_name, arguments)
-    fields: dict[str, Any] = {} if "primary" not in own else {"primary": own["primary"]}
+    fields: dict[str, Any] = {} if "primary" not in own else {"primary": _primary(where, "--primary", own["primary"])}
     if "margin" in own:
         fields["margin_pct"] = _margin(where, own["margin"])
     return Load(
@@ -87,6 +88,8 @@ def suite_loads(suite: Suite | str) -> list[Load]:
     for fields in suite.loads:
         where = f"suite {suite.source}, load {fields['name']}"
         options, recipe = _options(where, fields["bench"], load_argv(fields.get("options", {})))
+        if "primary" in fields:
+            _primary(where, "primary", fields["primary"])
         loads.append(Load.from_dict({**fields, "options": options, "recipe": _recipe_of(fields, recipe)}))
     return loads
 
@@ -126,6 +129,12 @@ def _take_fields(where: str, words: Sequence[str]) -> tuple[list[str], dict[str,
             position += 1
         own[name] = value
     return rest, own
+
+
+def _primary(where: str, field: str, name: str) -> str:
+    if name not in PRIMARY_CHOICES:
+        raise UsageError(f"{where}: {field} must be one of {', '.join(PRIMARY_CHOICES)}; got {name!r}")
+    return name
 
 
 def _margin(where: str, text: str) -> float:

@@ -87,11 +87,11 @@ def plan_of(request: Request) -> Plan:
 
 
 def _arms(request: Request) -> list[Arm]:
-    plain = _resolved(request, [ArmChange()] * len(request.arms))
+    plain = _resolved(request, [ArmChange()] * len(request.arms), complete=False)
     return _resolved(request, arm_changes([arm.label for arm in plain], request.changes))
 
 
-def _resolved(request: Request, changes: Sequence[ArmChange]) -> list[Arm]:
+def _resolved(request: Request, changes: Sequence[ArmChange], *, complete: bool = True) -> list[Arm]:
     arms: list[Arm] = []
     for one, change in zip(request.arms, changes, strict=True):
         arms.append(
@@ -106,6 +106,7 @@ def _resolved(request: Request, changes: Sequence[ArmChange]) -> list[Arm]:
                 env=change.env,
                 server_args=change.server_args,
                 sha=change.sha,
+                complete=complete,
                 taken=[arm.label for arm in arms],
             )
         )

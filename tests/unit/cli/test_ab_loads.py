@@ -64,6 +64,8 @@ def test_files_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.Monke
         ("random 2048", "'2048' is no option; server arguments stand after --"),
         ("random --help", "for help use `atom bench random --help`"),
         ("random --margin", "--margin needs a value"),
+        ("random --primary speed", "--primary must be one of itl_p50, .*; got 'speed'"),
+        ("random --primary server_step_p50", "--primary must be one of"),
         ("random --margin wide", "--margin must be a percentage above 0"),
         ("random --seed 3", "--seed is the comparison's to set: use --seed of ab-compare"),
         ("random --base-url http://127.0.0.1:1", "--base-url is the comparison's to set: an arm is given as a URL"),
@@ -99,6 +101,13 @@ def test_a_suite_with_an_unknown_flag_is_named(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("name: mine\nloads: [{name: one, bench: random, options: {input-length: 3}}]\n")
     with pytest.raises(UsageError, match=rf"suite {path}, load one: No such option: --input-length"):
+        suite_loads(str(path))
+
+
+def test_a_suite_with_an_unknown_primary_metric_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: mine\nloads: [{name: one, bench: random, primary: speed}]\n")
+    with pytest.raises(UsageError, match=rf"suite {path}, load one: primary must be one of itl_p50.* got 'speed'"):
         suite_loads(str(path))
 
 
