@@ -185,3 +185,16 @@ def test_a_level_out_of_range_is_refused() -> None:
         estimate(effects([[0.0, 0.1]] * 2), level=95)
     with pytest.raises(ValueError, match="pairs"):
         Effects(np.zeros((3, 2)), np.zeros(2))
+
+
+def test_a_control_says_more_of_the_halves() -> None:
+    """Swapped, its pairs are more of the same; where nothing was swapped, they alone show it: their effect is none."""
+    none, nan = np.full(2, math.nan), math.nan
+    compared = Effects(np.array([[0.05, 0.01], [0.06, 0.02]]), none)
+    control = Effects(np.array([[0.03, -0.03], [0.03, -0.03]]), none)
+    assert asymmetry(compared, control).mean == pytest.approx(0.025)
+    assert asymmetry(compared, control).n == 4
+    single = Effects(np.array([[0.05, nan], [0.06, nan]]), none)
+    assert asymmetry(single).n == 0
+    assert asymmetry(single, Effects(np.array([[0.03, nan], [nan, -0.05]]), none)).mean == pytest.approx(0.04)
+    assert asymmetry(single, control).mean == pytest.approx(0.03)
