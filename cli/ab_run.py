@@ -26,7 +26,9 @@ from atom.diag.compare.journal import Journal
 from atom.diag.compare.model import Arm, ArmKind, MatchedRun, RunResult
 from atom.diag.compare.plan import PLAN_FILE, Plan
 from atom.diag.compare.unit_tests import run_unit_tests
+from atom.diag.compare.origins import packages_of
 from atom.recipes.errors import AtomError, ExitStatus, RunError, UsageError
+from atom.diag.compare.source_proof import PACKAGES
 
 __all__ = ["ComparisonRun", "open_comparison"]
 
@@ -102,7 +104,11 @@ class ComparisonRun:
                 self._problems[arm.label] = str(error).partition("\n")[0]
                 self._progress.say(f"{arm.label}: {error}")
                 arms.append(arm)
-        self.plan = replace(self.plan, arms=tuple(arms))
+        # A recipe's file may be gone when a report is made.
+        recipes = {one.recipe for one in (*arms, *self.plan.loads) if one.recipe is not None}
+        packages = {name: list(packages_of(name)) for name in sorted(recipes)}
+        extras = {**self.plan.extras, PACKAGES: packages}
+        self.plan = replace(self.plan, arms=tuple(arms), extras=extras)
         self.plan.write(self._run_dir.path)
 
     def _prepared(self, arm: Arm, hold: contextlib.ExitStack) -> Arm:

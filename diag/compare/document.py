@@ -30,6 +30,7 @@ from atom.diag.compare.outcomes import RunEvidence, outcomes_of
 from atom.diag.compare.outputs import Output, divergence, read_outputs
 from atom.diag.compare.plan import Plan, Stream
 from atom.diag.compare.shown import shown
+from atom.diag.compare.source_proof import source_problems
 from atom.diag.compare.statistics import Estimate, estimate
 from atom.diag.compare.unit_tests import unit_tests_section
 from atom.diag.compare.weighed import LoadEvidence, sound_control, weigh
@@ -54,12 +55,15 @@ def document(out: Path) -> dict[str, Any]:
     )
     sections = _sections(view)
     run = RunDirectory.open(out).read_run_json()
-    validity, reasons = _worth(view, loads, run)
+    unproven = source_problems(out, plan, view.records)
+    validity, reasons = _worth(view, loads, run, unproven)
     gates = [
-        *(gate for load in loads for gate in load["gates"]),
+        *(_of_proven(gate, unproven) for load in loads for gate in load["gates"]),
         *unmatched_gates(plan),
-        *section_gates(plan, sections),
+        *section_gates(plan, sections, {plan.load(name).section for name in unproven}),
     ]
+    for load in loads:
+        load["gates"] = [_of_proven(gate, unproven) for gate in load["gates"]]
     result: dict[str, Any] = {
         "title": TITLE,
         "ended": run.get("ended"),
@@ -386,7 +390,18 @@ def _asked(load: Load) -> int | None:
 # ---- what it is worth
 
 
-def _worth(view: _View, loads: Sequence[Mapping[str, Any]], run: Mapping[str, Any]) -> tuple[Validity, list[str]]:
+def _of_proven(gate: dict[str, Any], unproven: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """A gate decides nothing about code that was not seen to run."""
+    lines = unproven.get(gate["load"])
+    return gate if not lines else {**gate, "outcome": "undecided", "reason": lines[0]}
+
+
+def _worth(
+    view: _View,
+    loads: Sequence[Mapping[str, Any]],
+    run: Mapping[str, Any],
+    unproven: Mapping[str, Sequence[str]],
+) -> tuple[Validity, list[str]]:
     reasons = []
     for arm in view.plan.arms:
         told = _arm(view, arm)
@@ -394,7 +409,8 @@ def _worth(view: _View, loads: Sequence[Mapping[str, Any]], run: Mapping[str, An
             reasons.append(f"{arm.label} could not be run: {told['problem'] or 'no reason known'}")
     if reasons:
         return Validity.FAILED, reasons
-    reasons = [f"{load['load']}: censored: {line}" for load in loads for line in load["censored"]]
+    reasons = [f"{name}: {line}" for name, lines in unproven.items() for line in lines]
+    reasons += [f"{load['load']}: censored: {line}" for load in loads for line in load["censored"]]
     reasons += [reason for load in loads if load["section"] != "gc" for reason in _invalid(load)]
     reasons += [f"{load['load']}: {line}" for load in loads if load["control"] for line in load["control"]["left_out"]]
     compared = [load for load in loads if any(pair["complete"] for pair in load["pairs"])]

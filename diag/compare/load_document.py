@@ -19,7 +19,6 @@ from atom.diag.compare.gate_document import load_gates
 from atom.diag.compare.mechanism import disagreement
 from atom.diag.compare.metrics import METRICS
 from atom.diag.compare.model import ArmKind, Half, Load
-from atom.diag.compare.origins import origin_problems
 from atom.diag.compare.plan import Plan
 from atom.diag.compare.statistics import Effects, asymmetry, half_effects, outliers, percent
 from atom.diag.compare.verdict import MetricEvidence, Verdict, judge_all
@@ -149,10 +148,7 @@ def _side(plan: Plan, one: ScoredRun, side: int) -> dict[str, Any]:
             "samples": {name: value.n for name, value in score.metrics.items()},
             "requests": told["counts"],
             "window": told["window"],
-            "invalid": [
-                *told["invalid"],
-                *origin_problems(this.path, plan.arm(run.arm), plan.load(one.run.load).recipe),
-            ],
+            "invalid": told["invalid"],
         }
     return facts
 

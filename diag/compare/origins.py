@@ -16,16 +16,17 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from atom.bench.regular_file import read_regular
 from atom.diag.compare.model import Arm
-from atom.recipes.errors import RunError
+from atom.recipes.errors import RunError, UsageError
 from atom.recipes.placeholders import expand, resolve_variables
 from atom.recipes.recipe import Recipe
 from atom.recipes.resolve import resolve_recipe
 
-__all__ = ["origin_problems", "refuse_foreign_modules"]
+__all__ = ["origin_problems", "packages_of", "refuse_foreign_modules"]
 
 _MAX_BYTES: Final = 16 << 20
 _SHOWN: Final = 3
@@ -128,13 +129,22 @@ def _told(foreign: Mapping[str, str]) -> str:
 # ---- after a run ---------------------------------------------------------------------------------------------------
 
 
-def origin_problems(run_dir: Path, arm: Arm, recipe: str | None = None) -> list[str]:
+def origin_problems(
+    run_dir: Path,
+    arm: Arm,
+    recipe: str | None = None,
+    known: Mapping[str, Any] = MappingProxyType({}),
+) -> list[str]:
     """Why this run does not show the arm's own code; empty for an arm without a checkout, and where every process that
-    runs the packages of its recipe had them from there. `recipe`: of the load, for an arm that has none of its own."""
+    runs the packages of its recipe had them from there. `recipe`: of the load, for an arm that has none of its own.
+    `known`: packages by recipe; the file of one that is not there is read."""
     name = arm.recipe or recipe
     if arm.checkout is None or name is None:
         return []
-    packages = _packages(name)
+    try:
+        packages = tuple(map(str, known[name])) if name in known else packages_of(name)
+    except (UsageError, TypeError):
+        return [f"source not proven: recipe {name} cannot be read any more, so it is not known which code was to run"]
     if not packages:
         return []
     problems = []
@@ -154,7 +164,8 @@ def origin_problems(run_dir: Path, arm: Arm, recipe: str | None = None) -> list[
 
 
 @functools.cache
-def _packages(recipe: str) -> tuple[str, ...]:
+def packages_of(recipe: str) -> tuple[str, ...]:
+    """Packages that must come from the checkout of whatever runs with this recipe. UsageError if there is none."""
     return resolve_recipe(recipe).source_tree.packages
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from atom.bench.rundir import RunDirectory
 from atom.cli.dispatch import main
 from atom.diag.compare.crossover import CROSSED
 from atom.diag.compare.document import document
-from atom.diag.compare.journal import Journal
-from atom.diag.compare.model import RunResult
+from atom.diag.compare.journal import Journal, read_records
+from atom.diag.compare.model import Purpose, RunResult
 from tests.unit.diag.compare.test_page import Made
 
 S = 1_000_000_000
@@ -108,3 +109,71 @@ def test_secrets_stand_in_nothing_that_is_shown(tmp_path: Path, capsys: pytest.C
     assert SECRET not in "".join(capsys.readouterr())
     for path in (out / "summary.json", out / "report.html", tmp_path / "told.json", tmp_path / "told.md"):
         assert SECRET not in path.read_text()
+
+
+# ---- whose code it was
+
+
+def of_a_checkout(made: Made, checkout: Path, recipe: str, sections: Sequence[str] = ()) -> None:
+    """Arms have a checkout and a recipe; there is a load more for each section."""
+    for section in sections:
+        load = replace(made.plan.loads[0], name=section, section=section)
+        pair = next(one for one in made.plan.schedule if one.purpose is Purpose.COMPARE)
+        runs = tuple(replace(run, load=section) for run in pair.runs)
+        schedule = (*made.plan.schedule, replace(pair, load=section, runs=runs))
+        made.plan = replace(made.plan, loads=(*made.plan.loads, load), schedule=schedule)
+    arms = tuple(replace(one, checkout=str(checkout), recipe=recipe) for one in made.plan.arms)
+    made.plan = replace(made.plan, arms=arms)
+
+
+def write_origins(out: Path, file: str, *, but: Sequence[Path] = ()) -> None:
+    for run in out.glob("arms/*/run-*"):
+        where = "/elsewhere/__init__.py" if run in but else file
+        record = {"role": "engine", "pid": 7, "executable": "python", "python": "3.11", "modules": {"pkg": where}}
+        (run / "server").mkdir(exist_ok=True)
+        (run / "server" / "origins-engine-7.json").write_text(json.dumps(record))
+
+
+@pytest.fixture
+def made_of_a_checkout(tmp_path: Path) -> Made:
+    recipe = tmp_path / "engine.yaml"
+    recipe.write_text('name: engine\ncommand: [serve, --port, "{port}", "{src}"]\nsource: {path: ., packages: [pkg]}\n')
+    made = Made(tmp_path / "out", {"main": 10.0, "branch": 10.0}, pairs=2, aa_pairs=0)
+    of_a_checkout(made, tmp_path / "checkout", str(recipe), ("gc", "accuracy"))
+    gates = ({"slower_pct": 50.0, "load": "random"}, {"section": "gc"}, {"section": "accuracy"})
+    made.plan = replace(made.plan, gates=gates)
+    return made
+
+
+@pytest.mark.parametrize("load", ["random", "gc", "accuracy"])
+def test_foreign_code_in_any_section_makes_it_invalid_and_decides_no_gate(made_of_a_checkout: Made, load: str) -> None:
+    made = made_of_a_checkout
+    out = made.write()
+    at = next(line for line in read_records(out).lines if f"/{load}/" in line.matched and line.side == 1)
+    write_origins(out, str(out.parent / "checkout" / "pkg" / "__init__.py"), but=[out / at.directory])
+    told = document(out)
+    (reason,) = [line for line in told["reasons"] if "foreign modules" in line]
+    assert reason.startswith(f"{load}: foreign modules in 1 of ")
+    assert "/elsewhere/__init__.py" in reason
+    assert not told["valid"]
+    gates = {one["load"] or one["gate"]: one["outcome"] for one in told["gates"]}
+    assert gates[load] == "undecided"
+    assert (gates["random"] == "pass") == (load != "random")
+    assert not any("foreign" in line for line in told["notes"])
+
+
+def test_a_report_outlives_the_recipes_file(made_of_a_checkout: Made, tmp_path: Path) -> None:
+    made = made_of_a_checkout
+    recipe = str(tmp_path / "engine.yaml")
+    gone = str(tmp_path / "gone.yaml")
+    made.plan = replace(
+        made.plan,
+        arms=tuple(replace(one, recipe=gone) for one in made.plan.arms),
+        extras={"source_packages": {gone: ["pkg"], recipe: []}},
+    )
+    out = made.write()
+    write_origins(out, str(tmp_path / "checkout" / "pkg" / "__init__.py"))
+    assert not any("source" in line for line in document(out)["reasons"])
+    made.plan = replace(made.plan, extras={})
+    made.plan.write(out)
+    assert any("gone.yaml cannot be read any more" in line for line in document(out)["reasons"])
