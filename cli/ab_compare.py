@@ -102,6 +102,7 @@ def _resume(ctx: typer.Context, given: Mapping[str, Any], output: Output) -> int
     if given["dry_run"]:
         return _dry_run(plan, output)
     deadline = parse_duration("--deadline", given["deadline"])
+    _show_plan(plan, output)
     return ComparisonRun(output=output, plan=plan, resume=run_dir, deadline_s=deadline).run()
 
 

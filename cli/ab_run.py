@@ -4,6 +4,8 @@ next is the conductor's (`diag/compare/conductor.py`), what it means `diag/compa
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,13 +24,13 @@ from atom.diag.compare.arm_process import ProcessExecutor
 from atom.diag.compare.arms import prepare_arm
 from atom.diag.compare.conductor import Conductor, Ending, EndReason, Executor, SystemClock
 from atom.diag.compare.document import TITLE, document, is_comparison, is_decided
-from atom.diag.compare.journal import Journal
+from atom.diag.compare.journal import RUNS_FILE, Journal
 from atom.diag.compare.model import Arm, ArmKind, MatchedRun, RunResult
-from atom.diag.compare.plan import PLAN_FILE, Plan
-from atom.diag.compare.unit_tests import run_unit_tests
 from atom.diag.compare.origins import packages_of
-from atom.recipes.errors import AtomError, ExitStatus, RunError, UsageError
+from atom.diag.compare.plan import PLAN_FILE, Plan
 from atom.diag.compare.source_proof import PACKAGES
+from atom.diag.compare.unit_tests import run_unit_tests
+from atom.recipes.errors import AtomError, ExitStatus, RunError, UsageError
 
 __all__ = ["ComparisonRun", "open_comparison"]
 
@@ -88,6 +90,9 @@ class ComparisonRun:
         facts: dict[str, Any] = {"name": TITLE, "validity": None, "reasons": [], "ended": None}
         if self.resume is None:
             facts |= provenance(command_line())
+        if self.resume is None:
+            with contextlib.suppress(OSError):  # --resume runs what the plan says, so it is nobody else's to write
+                self._run_dir.path.chmod(self._run_dir.path.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))
         self._run_dir.write_run_json(facts)
         self.plan.write(self._run_dir.path)
         for folder in (self._run_dir.requests, self._run_dir.server, self._run_dir.client):
@@ -223,8 +228,27 @@ def open_comparison(path: Path, given: Sequence[str]) -> tuple[RunDirectory, Pla
             f"--resume {path}: a comparison goes on with the plan it began with ({PLAN_FILE}); "
             f"leave out {', '.join(given)}"
         )
+    _refuse_writable(path, run_dir.path)
     plan = Plan.read(run_dir.path)
     return run_dir, replace(plan, arms=tuple(_unprepared(arm) for arm in plan.arms))
+
+
+def _refuse_writable(given: Path, directory: Path) -> None:
+    """A plan says what is run: UsageError unless it is this user's, and nobody else can write it."""
+    for place in (directory, directory / PLAN_FILE, directory / RUNS_FILE):
+        try:
+            info = place.stat()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise UsageError(f"--resume {given}: {place}: {error.strerror}") from None
+        if info.st_uid != os.getuid():
+            raise UsageError(f"--resume {given}: {place} is another user's, and its plan says what is run")
+        if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise UsageError(
+                f"--resume {given}: others can write {place}, and its plan says what is run; `chmod go-w {place}` if "
+                "all that stands there is yours"
+            )
 
 
 def _unprepared(arm: Arm) -> Arm:

@@ -174,6 +174,33 @@ def test_a_comparison_that_was_killed(tmp_path: Path) -> None:
     assert len(document(out)["loads"][0]["pairs"]) == 2
 
 
+@pytest.mark.parametrize("place", ["", "plan.json", "runs.jsonl"])
+def test_resume_runs_no_plan_that_others_can_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    compare(tmp_path, [arm(tmp_path, "a", runs=1), arm(tmp_path, "b", runs=1)])
+    out = tmp_path / "out"
+    path = out / place
+    mode = path.stat().st_mode & 0o777
+    assert not mode & 0o022
+    path.chmod(mode | 0o020)
+    capsys.readouterr()
+    assert main(["ab-compare", "--resume", str(out)]) == 2
+    assert f"others can write {path}" in capsys.readouterr().err
+    path.chmod(mode)
+    assert main(["ab-compare", "--resume", str(out)]) in (0, 4)
+    assert "schedule" in capsys.readouterr().err  # what it runs is shown first
+
+
+def test_resume_runs_no_plan_of_another_user(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare(tmp_path, [arm(tmp_path, "a", runs=1), arm(tmp_path, "b", runs=1)])
+    monkeypatch.setattr("os.getuid", lambda: 12345)
+    assert main(["ab-compare", "--resume", str(tmp_path / "out")]) == 2
+    assert "is another user's" in capsys.readouterr().err
+
+
 def test_resume_takes_no_other_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compare(tmp_path, [arm(tmp_path, "a"), arm(tmp_path, "b")], "--quiet")
     out = str(tmp_path / "out")
