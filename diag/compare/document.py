@@ -8,7 +8,7 @@ One load is `load_document.py`'s; the fields are described in docs/ab_compare.md
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ from atom.diag.compare.shown import shown
 from atom.diag.compare.source_proof import source_problems
 from atom.diag.compare.statistics import Estimate, estimate
 from atom.diag.compare.unit_tests import unit_tests_section
-from atom.diag.compare.weighed import LoadEvidence, sound_control, weigh
+from atom.diag.compare.weighed import LoadEvidence, contrast_level, sound_control, weigh
 from atom.recipes.errors import ExitStatus
 
 __all__ = ["TITLE", "comparison_status", "document", "is_comparison", "is_decided"]
@@ -330,6 +330,7 @@ def _net(view: _View, *, crossed: bool) -> list[dict[str, Any]]:
             if found.n:
                 estimates[comparison.base, comparison.head] = found
         outcomes = outcomes_of(evidence)
+        level = contrast_level(plan, [found.n for found in estimates.values()])
         if crossed:
             section = crossover_section(
                 plan.arms,
@@ -339,11 +340,12 @@ def _net(view: _View, *, crossed: bool) -> list[dict[str, Any]]:
                 metric=question.metric,
                 title=question.title,
                 unit=question.unit,
+                level=level,
             )
         elif _is_crossover(plan):
             section = None
         else:
-            section = causal_section(plan.arms, outcomes, estimates, question)
+            section = causal_section(plan.arms, outcomes, estimates, replace(question, level=level))
         if section is not None:
             sections.append(section)
     return sections

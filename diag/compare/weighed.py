@@ -13,11 +13,11 @@ from atom.diag.compare.evidence import ScoredPair, Side, metric_effects, metric_
 from atom.diag.compare.metrics import METRICS
 from atom.diag.compare.model import Comparison, Load
 from atom.diag.compare.plan import Plan
-from atom.diag.compare.sequential import boundary_of
-from atom.diag.compare.statistics import Effects
+from atom.diag.compare.sequential import Boundary, boundary_of
+from atom.diag.compare.statistics import ALPHA, Effects
 from atom.diag.compare.verdict import MetricEvidence, evidence_of
 
-__all__ = ["Key", "LoadEvidence", "Weighed", "sound_control", "weigh"]
+__all__ = ["Key", "LoadEvidence", "Weighed", "contrast_level", "sound_control", "weigh"]
 
 MOST_REASONS: Final = 4
 Key = tuple[str, str, str]
@@ -65,7 +65,7 @@ class Weighed:
 def weigh(evidence: LoadEvidence) -> Weighed:
     """The primary metric in any case, the others as far as both arms have them."""
     plan, load = evidence.plan, evidence.load
-    boundary = boundary_of(plan.pairs, plan.max_pairs) if plan.until_decided and load.section == "load" else None
+    boundary = _boundary(plan) if load.section == "load" else None
     censored = _censored(evidence)
     names = [
         name
@@ -89,6 +89,18 @@ def weigh(evidence: LoadEvidence) -> Weighed:
         for name in names
     }
     return Weighed(evidence, metrics, effects, control, censored, left_out)
+
+
+def _boundary(plan: Plan) -> Boundary | None:
+    """Where pairs are added until it is decided."""
+    return boundary_of(plan.pairs, plan.max_pairs) if plan.until_decided else None
+
+
+def contrast_level(plan: Plan, pairs: Sequence[int]) -> float:
+    """Confidence level of what is made of several comparisons of a load with so many pairs each: where pairs are added
+    until it is decided, that of the repeated interval of the one with the fewest."""
+    boundary = _boundary(plan)
+    return 1.0 - ALPHA if boundary is None or not pairs else boundary.level(min(pairs))
 
 
 def sound_control(pairs: Sequence[ScoredPair]) -> tuple[list[ScoredPair], list[str]]:

@@ -28,7 +28,7 @@ from atom.diag.compare.model import (
 )
 from atom.diag.compare.plan import Plan, make_plan
 from atom.diag.compare.scores import RunScore, Score
-from atom.diag.compare.weighed import LoadEvidence, weigh
+from atom.diag.compare.weighed import LoadEvidence, contrast_level, weigh
 from atom.diag.compare.window import Window
 
 HALVES = Placement(halves=(Half(name="0", devices="0"), Half(name="1", devices="1")), reason="two devices")
@@ -220,3 +220,9 @@ def test_one_pair_lets_metrics_disagree_only_indicatively() -> None:
 def test_weighing_without_pairs_says_why() -> None:
     load = told(plan_of(), [], problem="branch did not start")
     assert load["metrics"]["itl_p50"]["verdict"] == "inconclusive: no complete pair (branch did not start)"
+
+
+def test_what_is_made_of_several_comparisons_is_not_peeked_at_either() -> None:
+    assert contrast_level(plan_of(), [3, 3]) == contrast_level(plan_of(until_decided=True), []) == 0.95
+    levels = [contrast_level(plan_of(until_decided=True, max_pairs=8), counts) for counts in ([3, 8], [5], [8])]
+    assert 0.95 < levels[2] < levels[1] < levels[0] < 1
