@@ -28,8 +28,9 @@ from atom.diag.compare.journal import RUNS_FILE, Journal
 from atom.diag.compare.model import Arm, ArmKind, MatchedRun, RunResult
 from atom.diag.compare.origins import packages_of
 from atom.diag.compare.plan import PLAN_FILE, Plan
+from atom.diag.compare.source import put_back
 from atom.diag.compare.source_proof import PACKAGES
-from atom.diag.compare.unit_tests import run_unit_tests
+from atom.diag.compare.unit_tests import DEFAULT_TIMEOUT_S, run_unit_tests
 from atom.recipes.errors import AtomError, ExitStatus, RunError, UsageError
 
 __all__ = ["ComparisonRun", "open_comparison"]
@@ -110,7 +111,8 @@ class ComparisonRun:
                 self._progress.say(f"{arm.label}: {error}")
                 arms.append(arm)
         # A recipe's file may be gone when a report is made.
-        recipes = {one.recipe for one in (*arms, *self.plan.loads) if one.recipe is not None}
+        names = [*(arm.recipe for arm in arms), *(load.recipe for load in self.plan.loads)]
+        recipes = {name for name in names if name is not None}
         packages = {name: list(packages_of(name)) for name in sorted(recipes)}
         extras = {**self.plan.extras, PACKAGES: packages}
         self.plan = replace(self.plan, arms=tuple(arms), extras=extras)
@@ -131,11 +133,30 @@ class ComparisonRun:
         for label in (first.base, first.head):
             if label in self._problems or (self._run_dir.path / "tests" / f"{label}.json").exists():
                 continue
+            seconds = DEFAULT_TIMEOUT_S
+            if self._deadline_ns is not None:
+                seconds = min(seconds, (self._deadline_ns - time.monotonic_ns()) / 1e9)
+            if seconds <= 0:
+                self._progress.say(f"{label}: unit tests: left out at the deadline")
+                continue
             self._progress.say(f"{label}: unit tests …")
             begin = time.monotonic()
-            suite = run_unit_tests(self.plan.arm(label), self._run_dir.path, command=command)
+            arm = self.plan.arm(label)
+            suite = run_unit_tests(arm, self._run_dir.path, command=command, timeout_s=seconds)
             told = suite.problem or f"exit status {suite.exit_status}"
             self._progress.say(f"{label}: unit tests: {told}, {duration_text(time.monotonic() - begin)}")
+            self._put_back(arm)
+
+    def _put_back(self, arm: Arm) -> None:
+        """What its tests changed in its checkout is not what its server is to run."""
+        assert arm.checkout is not None
+        changed = put_back(Path(arm.checkout))
+        if changed.files:
+            named = ", ".join(changed.files[:3]) + (f" and {len(changed.files) - 3} more" * (len(changed.files) > 3))
+            what = "which are as before again" if changed.undone else "so its server would run other code"
+            self._progress.say(f"{arm.label}: its unit tests changed {named} in its checkout, {what}")
+            if not changed.undone:
+                self._problems[arm.label] = f"its unit tests changed {named} in its checkout, {what}"
 
     # ---- pairs
 

@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from atom.bench.regular_file import read_regular
 from atom.diag.compare.git import Repository, cache_root, git_words, run_git
 from atom.diag.compare.supervised import run_supervised
 from atom.recipes.errors import RunError
 from atom.recipes.hints import describe_status
 
-__all__ = ["KEPT", "Checkout", "StaleCheckout", "checkout", "stale_checkouts", "sweep_checkouts"]
+__all__ = ["KEPT", "Changed", "Checkout", "StaleCheckout", "checkout", "put_back", "stale_checkouts", "sweep_checkouts"]
 
 KEPT: Final = 8
 """Checkouts that are kept for a later comparison; of more, the least recently used that nobody has go."""
@@ -35,6 +36,7 @@ PREPARE_TIMEOUT_S: Final = 4 * 3600.0
 _REMOVE_S: Final = 15.0
 """A build whose conductor was killed is ended by its supervisor, which may take a moment."""
 _COMPLETE: Final = "complete.json"
+_MOST_FACTS: Final = 64 << 20
 Prepare = Callable[[Path], Sequence[tuple[Sequence[str], Mapping[str, str]]]]
 """Commands to run in a checkout and their whole environments, given its top directory."""
 
@@ -89,17 +91,19 @@ def checkout(
     made = False
     while True:
         lock = _lock(root / f"{key}.lock", fcntl.LOCK_SH, note)
-        if _is_complete(entry):
+        if _is_as_made(entry):
             os.utime(entry / _COMPLETE)
             break
         os.close(lock)
         lock = _lock(root / f"{key}.lock", fcntl.LOCK_EX, note)
         try:
-            if not _is_complete(entry):
+            if not _is_as_made(entry):
+                if _is_complete(entry):
+                    note(f"{entry}: somebody changed files in this checkout; it is made again")
                 _remove(entry)
                 _make(repository, sha, entry, note)
                 _prepare(entry, prepare, note)
-                facts = {"repository": str(repository.path), "sha": sha, "variant": variant}
+                facts = {"repository": str(repository.path), "sha": sha, "variant": variant, **_state_of(entry, sha)}
                 _write_complete(entry, facts)
                 made = True
         except PrepareFailedError:
@@ -227,6 +231,70 @@ def _is_complete(entry: Path) -> bool:
     return (entry / _COMPLETE).is_file() and (entry / "tree").is_dir()
 
 
+def _is_as_made(entry: Path) -> bool:
+    """Complete, and with the files it had then: whatever ran in it may have changed them."""
+    if not _is_complete(entry):
+        return False
+    facts = _facts_of(entry)
+    try:
+        state = _state_of(entry, str(facts.get("sha")))
+    except RunError:
+        return False
+    return all(facts.get(name) == value for name, value in state.items())
+
+
+def _facts_of(entry: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads(read_regular(entry / _COMPLETE, _MOST_FACTS))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _state_of(entry: Path, sha: str) -> dict[str, Any]:
+    """In what the tree differs from its commit, and the Python files that are neither in that nor ignored. What else a
+    build or a server leaves there is its own."""
+    tree = entry / "tree"
+    diff = _git(tree, "diff", "--binary", "--no-ext-diff", "--no-textconv", "--no-renames", sha)
+    digest = hashlib.sha256(diff.encode("utf-8", "surrogateescape")).hexdigest()
+    others = _git(tree, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
+    return {"difference": digest if diff else "", "python_files": sorted(map(ascii, filter(_is_python, others)))}
+
+
+def _is_python(name: str) -> bool:
+    return name.endswith((".py", ".pth"))
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What was found changed in a checkout."""
+
+    files: Sequence[str]
+    undone: bool
+    """Whether they are as before again."""
+
+
+def put_back(tree: Path) -> Changed:
+    """Make the files of a checkout what they were when it was complete, as far as they were its commit's. Only for who
+    has it in use."""
+    entry = tree.parent
+    facts, undone = _facts_of(entry), False
+    if not facts or _is_as_made(entry):
+        return Changed((), undone=True)
+    sha = str(facts.get("sha"))
+    files = _git(tree, "diff", "--name-only", "--no-renames", "-z", sha).split("\0")[:-1]
+    others = [
+        one for one in _git(tree, "ls-files", "--others", "--exclude-standard", "-z").split("\0") if _is_python(one)
+    ]
+    new = [one for one in others if ascii(one) not in facts.get("python_files", [])]
+    if facts.get("difference") == "":
+        _git(tree, "checkout", "--quiet", "--force", "--detach", sha)
+        for name in new:
+            (tree / name).unlink(missing_ok=True)
+        undone = _is_as_made(entry)
+    return Changed([*files, *new] or ["Python files"], undone)
+
+
 def _write_complete(entry: Path, facts: Mapping[str, Any]) -> None:
     temporary = entry / f"{_COMPLETE}.new"
     temporary.write_text(json.dumps({**facts, "made": time.time()}, default=str), encoding="utf-8")
@@ -306,10 +374,17 @@ def stale_checkouts(*, unused: bool = False) -> list[StaleCheckout]:
 
 
 def _in_use(entry: Path) -> bool:
-    lock = _lock(entry.with_name(f"{entry.name}.lock"), fcntl.LOCK_EX, None)
-    if lock < 0:
+    """Looks only: a lock that nobody has made is not made for it."""
+    try:
+        fd = os.open(entry.with_name(f"{entry.name}.lock"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
-    os.close(lock)
+    finally:
+        os.close(fd)
     return False
 
 

@@ -33,6 +33,7 @@ from atom.recipes.server import SupervisorLink
 
 __all__ = [
     "DEFAULT_COMMAND",
+    "DEFAULT_TIMEOUT_S",
     "CaseResult",
     "JunitError",
     "Status",
@@ -189,7 +190,7 @@ def _run(argv: list[str], arm: Arm, junit: Path, log: Path, timeout_s: float) ->
         if "exec_failed" in link.events:
             return None, f"cannot run {argv[0]}: {link.events['exec_failed']['message']}"
         if not in_time:
-            return None, f"ended after {timeout_s:g} s: what they had not finished by then is missing"
+            return None, f"ended after {timeout_s:.4g} s: what they had not finished by then is missing"
         status = link.events.get("exited", {}).get("status")
         if status is None:
             return None, link.supervisor_error() or "the command was killed"

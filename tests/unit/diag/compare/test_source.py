@@ -18,7 +18,7 @@ import pytest
 
 from atom.diag.compare import source
 from atom.diag.compare.git import Repository, open_repository
-from atom.diag.compare.source import Checkout, checkout, stale_checkouts, sweep_checkouts
+from atom.diag.compare.source import Changed, Checkout, checkout, put_back, stale_checkouts, sweep_checkouts
 from atom.recipes.errors import RunError, UsageError
 from atom.recipes.spawn import import_root
 
@@ -429,3 +429,71 @@ def test_atom_clean_says_what_it_sweeps(repo: Path) -> None:
     (half,) = clean()
     assert half.startswith(f"{plain}-")
     assert clean("--cache") == [plain, half]
+
+
+# ---- what runs in a checkout may change it
+
+
+def tells_and_writes(_: Path) -> list[tuple[list[str], Mapping[str, str]]]:
+    """A build that changes a file of the commit, and makes one of its own."""
+    program = "open('b', 'a').write('built'); open('made.py', 'w').write(''); open('log', 'w').write('')"
+    return [([sys.executable, "-c", program], os.environ)]
+
+
+@pytest.mark.parametrize("prepare", [None, tells_and_writes])
+@pytest.mark.parametrize(
+    ("name", "again"), [("a", True), ("new.py", True), ("log", False), ("__pycache__/a.pyc", False)]
+)
+def test_a_checkout_that_was_changed_is_made_again(
+    repo: Path, name: str, again: bool, prepare: source.Prepare | None
+) -> None:
+    repository = open_repository(repo)
+    sha = repository.resolve("main").sha
+    with checkout(repository, sha, prepare=prepare) as made:
+        (made.tree / name).parent.mkdir(exist_ok=True)
+        (made.tree / name).write_text("changed\n")
+    said: list[str] = []
+    with checkout(repository, sha, prepare=prepare, note=said.append) as found:
+        assert found.made == again
+        assert any("it is made again" in line for line in said) == again
+        assert (found.tree / "a").read_text() == "two\n"
+        assert not (found.tree / "new.py").exists()
+    with checkout(repository, sha, prepare=prepare) as found:
+        assert not found.made
+
+
+def test_a_commit_in_a_checkout_is_a_change_too(repo: Path) -> None:
+    with checked_out(open_repository(repo), "main") as made:
+        commit(made.tree, a="other\n")
+    with checked_out(open_repository(repo), "main") as found:
+        assert (found.made, (found.tree / "a").read_text()) == (True, "two\n")
+
+
+def test_what_tests_change_is_put_back(repo: Path) -> None:
+    with checked_out(open_repository(repo), "main") as made:
+        assert put_back(made.tree) == Changed((), undone=True)
+        (made.tree / "a").write_text("changed\n")
+        (made.tree / "b").unlink()
+        (made.tree / "new.py").write_text("")
+        (made.tree / "log").write_text("")
+        assert put_back(made.tree) == Changed(["a", "b", "new.py"], undone=True)
+        assert sorted(path.name for path in made.tree.iterdir()) == [".git", "a", "b", "log"]
+        assert (made.tree / "a").read_text() == "two\n"
+
+
+def test_what_was_built_cannot_be_put_back(repo: Path) -> None:
+    repository = open_repository(repo)
+    with checkout(repository, repository.resolve("main").sha, prepare=tells_and_writes) as made:
+        assert put_back(made.tree).files == ()
+        (made.tree / "b").write_text("changed\n")
+        changed = put_back(made.tree)
+        assert (list(changed.files), changed.undone) == (["b"], False)
+
+
+def test_looking_makes_no_lock(repo: Path, cache: Path) -> None:
+    checked_out(open_repository(repo), "main").close()
+    (cache / "checkouts" / "half-made").mkdir()
+    for lock in (cache / "checkouts").glob("*.lock"):
+        lock.unlink()
+    assert len(stale_checkouts(unused=True)) == 2
+    assert not list((cache / "checkouts").glob("*.lock"))
