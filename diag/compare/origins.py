@@ -78,9 +78,11 @@ def refuse_foreign_modules(arm: Arm, recipe: Recipe) -> None:
     for package in packages:
         modules = found.get(package)
         if modules is None:
-            raise RunError(f"{arm.label}: {package} is not in {arm.src}: {arm.spec} has no such package there")
+            raise RunError(f"{package} is not in {arm.src}: {arm.spec} has no such package there")
         if foreign := foreign_modules(modules, Path(arm.checkout)):
-            raise RunError(f"{arm.label}: {_told(foreign)}, and not from {arm.spec}'s checkout in {arm.checkout}")
+            raise RunError(
+                f"{_told(foreign)}, and not from {arm.spec}'s checkout in {arm.checkout}; {_way_out(foreign, recipe)}"
+            )
 
 
 def _reachable(arm: Arm, recipe: Recipe) -> Mapping[str, Mapping[str, str] | None]:
@@ -107,13 +109,28 @@ def _reachable(arm: Arm, recipe: Recipe) -> Mapping[str, Mapping[str, str] | Non
         problem = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
         problem = str(error)
-    raise RunError(f"{arm.label}: {python} cannot tell where its modules come from: {problem}")
+    raise RunError(f"{python} cannot tell where its modules come from: {problem}")
 
 
 def foreign_modules(modules: Mapping[str, str], checkout: Path) -> dict[str, str]:
     """Those whose file is not under the checkout, links resolved."""
     root = os.path.realpath(checkout)
     return {name: file for name, file in modules.items() if not _is_under(os.path.realpath(file), root)}
+
+
+def _way_out(foreign: Mapping[str, str], recipe: Recipe) -> str:
+    """What a person can do about it."""
+    here = os.path.realpath(recipe.cwd or os.curdir)
+    if (
+        recipe.cwd is None
+        and recipe.env.get("PYTHONSAFEPATH") is None
+        and any(_is_under(f, here) for f in foreign.values())
+    ):
+        return (
+            "`python -m` takes what lies in the current directory first: start this elsewhere, or give recipe "
+            f'{recipe.name} `env: {{PYTHONSAFEPATH: "1"}}`'
+        )
+    return f'recipe {recipe.name} must find {{src}} first, such as with `env: {{PYTHONPATH: "{{src}}"}}`'
 
 
 def _is_under(file: str, root: str) -> bool:

@@ -15,7 +15,7 @@ from atom.recipes.errors import UsageError
 from atom.recipes.placeholders import expand, resolve_variables
 from atom.recipes.recipe import Recipe
 from atom.recipes.resolve import builtin_recipes, load_recipe, resolve_recipe
-from atom.recipes.spawn import module_command
+from atom.recipes.spawn import import_root, module_command
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -193,6 +193,24 @@ def test_variables_come_from_set_then_environment_then_default(tmp_path: Path, m
     assert resolve_variables(recipe, {"python": "/set", "level": "4"}) == {"level": "4", "python": "/set"}
     with pytest.raises(UsageError, match="no such variable; it has level, python, src"):
         resolve_variables(recipe, {"lvl": "4"})
+
+
+@pytest.mark.parametrize("name", ["embedded", "simulated"])
+def test_our_servers_are_not_taken_from_the_current_directory(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as below a clone: `python -m` looks in the current directory first."""
+    for folder in ("atom", "atom/engine"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").write_text("raise SystemExit('from the current directory')\n")
+    monkeypatch.chdir(tmp_path)
+    names = ("src", "model", "port", "host", "port_file", "python")
+    values: dict[str, str | None] = {**dict.fromkeys(names, "x"), "src": str(import_root()), "python": sys.executable}
+    start = expand(resolve_recipe(name), values)
+    interpreter, dash_m, module = start.command[:3]
+    assert (dash_m, module) == ("-m", "atom.engine.server")
+    done = subprocess.run([interpreter, dash_m, "atom.engine.errors"], env=start.env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_check_command(tmp_path: Path) -> None:
