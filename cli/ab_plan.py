@@ -18,7 +18,7 @@ from atom.diag.compare.gates import Gate, check_gate_loads
 from atom.diag.compare.git import open_repository
 from atom.diag.compare.model import Arm, ArmKind, Comparison, Half, Load, Placement
 from atom.diag.compare.placement import choose_placement, this_machine
-from atom.diag.compare.plan import Plan, make_plan
+from atom.diag.compare.plan import MAX_PAIRS, Plan, make_plan
 from atom.diag.compare.provenance import difference, with_packages
 from atom.diag.compare.recorded_arms import recorded_load
 from atom.diag.compare.unit_tests import DEFAULT_COMMAND
@@ -69,7 +69,7 @@ def plan_of(request: Request) -> Plan:
         comparisons,
         loads,
         placement,
-        pairs=request.pairs,
+        pairs=min(len(arms[0].recorded), MAX_PAIRS) if recorded else request.pairs,
         swap=request.swap and not recorded,
         aa_pairs=request.aa_pairs,
         seed=request.seed,

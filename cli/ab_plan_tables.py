@@ -10,7 +10,7 @@ from atom.bench.redact import redact_arguments
 from atom.cli.render import Table
 from atom.diag.compare.load_document import shape_of
 from atom.diag.compare.metrics import METRICS
-from atom.diag.compare.model import Arm, Load
+from atom.diag.compare.model import Arm, ArmKind, Load
 from atom.diag.compare.plan import Plan
 from atom.recipes.cpus import format_cpus
 
@@ -32,7 +32,8 @@ def plan_tables(plan: Plan) -> list[Table]:
 
 def _facts(plan: Plan) -> Iterator[list[str]]:
     yield ["compares", "; ".join(f"{one.base} → {one.head}" for one in plan.comparisons)]
-    yield ["halves", "; ".join(_half(plan))]
+    if any(arm.kind is not ArmKind.RECORDED for arm in plan.arms):
+        yield ["halves", "; ".join(_half(plan))]
     yield ["why so", plan.placement.reason]
     swap = (
         "each run again with the halves swapped" if plan.placement.concurrent else "each run again in the other order"

@@ -201,12 +201,18 @@ def _run(text: str, _repo: Path | None) -> Arm:
         paths += _counted(Path(part).absolute(), found)
     recorded = tuple(str(path.absolute()) for path in paths)
     return Arm(
-        label=_label_of(Path(recorded[0]).name),
+        label=_label_of(_name_of(Path(text) if Path(text).exists() else Path(recorded[0]))),
         kind=ArmKind.RECORDED,
         spec=text,
         recorded=recorded,
         provenance=recorded_source(map(Path, recorded)),
     )
+
+
+def _name_of(path: Path) -> str:
+    """Of a run in `arms/LABEL` the label."""
+    folder = path.absolute().parent
+    return folder.name if re.fullmatch(r"run-[0-9]+", path.name) and folder.parent.name == "arms" else path.name
 
 
 def _counted(path: Path, found: list[Path]) -> list[Path]:

@@ -192,6 +192,14 @@ def test_the_load_of_records_is_what_they_say(records: Callable[..., str]) -> No
     assert (found.name, found.recipe) == ("recorded", None)
 
 
+def test_the_plan_of_records_says_nothing_of_running_them(records: Callable[..., str]) -> None:
+    found = plan(records("a", 2), records("b", 2))
+    assert (found.pairs, len(found.schedule), found.swap) == (2, 2, False)
+    facts = {row[0]: row[1] for row in plan_tables(found)[0].rows}
+    assert facts["pairs"] == "2 per load, not swapped"
+    assert "halves" not in facts
+
+
 def test_a_record_beside_what_is_run_has_its_own_number_of_pairs(records: Callable[..., str]) -> None:
     record = records("old")
     with pytest.raises(UsageError, match="--pairs: leave it out"):

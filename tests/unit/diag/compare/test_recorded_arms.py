@@ -75,6 +75,7 @@ def test_an_arm_of_a_comparison_is_its_runs_that_count(tmp_path: Path) -> None:
         for run in sorted(pair.runs, key=lambda one: one.index)
     ]
     assert list(arm.recorded) == [str(tmp_path / "out" / one) for one in expected]
+    assert (arm.label, of(f"run:{tmp_path}/out/arms/main/run-3").label) == ("main", "main")
     assert len(arm.recorded) == 4  # neither the control's four nor the two that were made again
 
 
