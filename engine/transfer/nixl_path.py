@@ -9,6 +9,7 @@ Agents' metadata are opaque bytes that NIXL itself decodes: descriptions must co
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import mmap
 import time
@@ -179,27 +180,32 @@ class NixlPath(Endpoint):
 
     def _link_to(self, remote: Description) -> Link:
         link = self._peer(remote.name, remote.agent)
-        if link is None:
-            return _Refused(remote.name, "the other rank is lost, and a former copy to it has not ended")
+        if isinstance(link, str):
+            return _Refused(remote.name, link)
         if link.remote is None:
             link.remote = remote
             link.until = self._now_s() + self.limits.handshake_s
             link.send(Hello(VERSION, self.name, self._metadata))
         return link
 
-    def _peer(self, name: str, agent: bytes) -> NixlLink | None:
-        """The link to that agent, a new one if it is unknown; None while a lost one is not forgotten."""
+    def _peer(self, name: str, agent: bytes) -> NixlLink | str:
+        """The link to that agent, a new one if it is unknown, or why there is none."""
         link = self._peers.get(name)
+        if link is not None and link.lost is not None:
+            return f"the other rank is lost ({link.lost}), and that its former copies have ended is not known yet"
         if link is not None:
-            return link if link.lost is None else None
+            return link
         if len(self._peers) >= self.limits.max_peers:
-            return None
+            return f"linked to {len(self._peers)} ranks, as many as allowed"
         try:
-            known = self.agent.add_remote_agent(agent)
+            known = _text(self.agent.add_remote_agent(agent))
         except Exception as error:
-            raise ConfigError(f"NIXL does not understand the other rank's description: {error}") from None
-        if _text(known) != name:
-            raise ConfigError("a pool description whose NIXL agent has another name")
+            return f"the other rank is gone, or its NIXL cannot be reached: {error}"
+        if known != name:
+            if known not in self._peers:
+                with contextlib.suppress(Exception):
+                    self.agent.remove_remote_agent(known)
+            return "the other rank's NIXL agent has another name than its description"
         link = self._peers[name] = NixlLink(self, name, self._now_s())
         return link
 
@@ -234,11 +240,8 @@ class NixlPath(Endpoint):
 
     def _meet(self, name: str, hello: Hello) -> None:
         """Let a sender in, unless it is one whose former writes may still go on."""
-        try:
-            link = self._peer(name, hello.agent) if hello.name == name else None
-        except ConfigError:
-            link = None
-        if link is None:
+        link = self._peer(name, hello.agent) if hello.name == name else "an agent under another's name"
+        if isinstance(link, str):
             self.counters.bad_messages += 1
             return
         self._let_in[name] = link

@@ -72,7 +72,7 @@ class SocketLink:
 
     def receive_with_fd(self, max_fds: int) -> tuple[Message | None, list[int]]:
         try:
-            data, fds, _, _ = socket.recv_fds(self.connection, MAX_MESSAGE, max_fds)
+            data, fds, _, _ = socket.recv_fds(self.connection, MAX_MESSAGE, max_fds, socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, InterruptedError):
             return None, []
         except OSError as error:
