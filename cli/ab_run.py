@@ -23,6 +23,7 @@ from atom.cli.run_place import RunPlace
 from atom.diag.compare.arm_process import ProcessExecutor
 from atom.diag.compare.arms import prepare_arm
 from atom.diag.compare.conductor import Conductor, Ending, EndReason, Executor, SystemClock
+from atom.diag.compare.container import with_image_id
 from atom.diag.compare.document import TITLE, document, is_comparison, is_decided
 from atom.diag.compare.journal import RUNS_FILE, Journal
 from atom.diag.compare.model import Arm, ArmKind, MatchedRun, RunResult
@@ -123,7 +124,7 @@ class ComparisonRun:
             self._progress.say(f"{arm.label}: {text}")
 
         recipes = [load.recipe for load in self.plan.loads if load.recipe is not None]
-        return prepare_arm(arm, recipes=recipes, hold=hold, note=note)
+        return with_image_id(prepare_arm(arm, recipes=recipes, hold=hold, note=note))
 
     def _unit_tests(self) -> None:
         command = self.plan.extras.get("tests_command")

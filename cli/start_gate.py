@@ -19,11 +19,11 @@ from functools import cache
 from typing import Any, Final
 
 from atom.bench.runner import OnProgress, Progress
+from atom.diag.compare.model import START_GATE
 from atom.recipes.errors import UsageError
 
 __all__ = ["START_GATE", "StartGate", "start_gate"]
 
-START_GATE: Final = "ATOM_START_GATE"
 _PERIOD_S: Final = 0.5
 _UNWIND_S: Final = 120.0
 """What an orphan may take to end by itself. What it started ends with it in any case."""

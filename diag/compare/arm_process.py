@@ -28,7 +28,7 @@ from atom.bench.redact import redact_environment
 from atom.diag.compare.arm_problem import complaint, port_was_taken
 from atom.diag.compare.arms import arm_environment
 from atom.diag.compare.container import write_container_recipe
-from atom.diag.compare.model import Arm, ArmKind, Half, Load, MatchedRun, Placement, RunResult, labels
+from atom.diag.compare.model import START_GATE, Arm, ArmKind, Half, Load, MatchedRun, Placement, RunResult, labels
 from atom.recipes.cpus import format_cpus
 from atom.recipes.errors import ExitStatus, RunError, UsageError
 from atom.recipes.launcher import takes_devices
@@ -46,7 +46,6 @@ __all__ = [
 ]
 
 CLIENT_LOG: Final = "client.log"
-START_GATE: Final = "ATOM_START_GATE"
 _LEAD_NS: Final = 50_000_000
 """The moment both begin is this far ahead, so that neither hears of it too late."""
 _TICK_S: Final = 0.25

@@ -8,8 +8,11 @@ must find in the image is the interpreter and the packages. Leftovers carry labe
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +28,7 @@ from atom.recipes.processes import LABEL_VARIABLE, process_token
 from atom.recipes.resolve import recipe_file
 from atom.recipes.schema import read_recipe_file
 
-__all__ = ["container_recipe", "write_container_recipe"]
+__all__ = ["container_recipe", "with_image_id", "write_container_recipe"]
 
 _PYTHON: Final = "python3"
 """Of the image: this machine's interpreter is not in there."""
@@ -75,6 +78,25 @@ def container_recipe(given: str, arm: Arm, load: Load, half: Half, *, out: Path,
         "exec": words,
         "stop": {**value.get("stop", {}), "grace": grace + 5, "command": ["sh", "-c", stop]},
     }
+
+
+def with_image_id(arm: Arm) -> Arm:
+    """The arm with what its image's name stands for now in its provenance (`image_id`, and `image_digest` of one that a
+    registry has): a tag may stand for another image tomorrow. As it is where the engine does not know the image yet."""
+    if arm.image is None:
+        return arm
+    try:
+        done = subprocess.run(
+            [container_engine(), "image", "inspect", arm.image],
+            capture_output=True, text=True, timeout=60, check=True, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        (found,) = json.loads(done.stdout)
+        facts = {"image_id": str(found["Id"])}
+        if digests := found.get("RepoDigests"):
+            facts["image_digest"] = str(digests[0])
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, AttributeError, UsageError):
+        return arm
+    return replace(arm, provenance={**arm.provenance, **facts})
 
 
 def _mounts(arm: Arm, load: Load, recipe: Mapping[str, Any], out: Path) -> list[str]:

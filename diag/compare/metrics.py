@@ -29,10 +29,6 @@ class Metric:
     quantile: float | None = None
     """0..1, of a distribution; None: a mean or a rate."""
 
-    def slower(self, log_ratio: float) -> float:
-        """By how much, as log(head/base), the head is worse: positive is worse whichever way is better."""
-        return log_ratio if self.better == "lower" else -log_ratio
-
 
 _ITL: Final = "gaps between arrivals of one stream, by the later one's arrival in the window"
 _TTFT: Final = "time to first token of requests sent in the window"

@@ -16,11 +16,27 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from atom.recipes.errors import UsageError
 
-__all__ = ["Arm", "ArmKind", "ArmRun", "Comparison", "Half", "Load", "MatchedRun", "Placement", "Purpose", "RunResult"]
+__all__ = [
+    "START_GATE",
+    "Arm",
+    "ArmKind",
+    "ArmRun",
+    "Comparison",
+    "Half",
+    "Load",
+    "MatchedRun",
+    "Placement",
+    "Purpose",
+    "RunResult",
+]
+
+
+START_GATE: Final = "ATOM_START_GATE"
+"""The environment variable by which a load finds the line to whoever started it (`cli/start_gate.py`)."""
 
 
 class ArmKind(StrEnum):

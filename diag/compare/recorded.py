@@ -33,7 +33,7 @@ class Recorded:
 
     path: Path
     tool: str
-    """Who recorded it: `atom`, `vllm bench serve`, `AIPerf`, `GuideLLM`."""
+    """Who recorded it: `atom`, `vllm bench serve`, `AIPerf`."""
     records: Sequence[RequestRecord]
     """Of the measured phase, in the order in which they were sent."""
     start_ns: int

@@ -67,9 +67,6 @@ class Boundary:
         pairs = int(effects.used.sum())
         return estimate(effects, self.level(pairs) if pairs > 1 else 1.0 - self.alpha)
 
-    def may_look(self, pairs: int) -> bool:
-        return pairs in self.looks
-
     def _weight(self, pairs: int) -> float:
         look = self.looks[max(bisect.bisect_right(self.looks, pairs) - 1, 0)]
         return look / self.looks[-1]

@@ -10,7 +10,7 @@ import functools
 import math
 from statistics import NormalDist
 
-__all__ = ["incomplete_beta", "t_cdf", "t_quantile", "t_two_sided_p"]
+__all__ = ["incomplete_beta", "t_quantile", "t_two_sided_p"]
 
 _NORMAL = NormalDist()
 _TINY = 1e-300
@@ -66,12 +66,6 @@ def t_two_sided_p(t: float, df: float) -> float:
         return math.erfc(abs(t) / math.sqrt(2.0))
     square = t * t
     return incomplete_beta(df / 2.0, 0.5, df / (df + square), complement=square / (df + square))
-
-
-def t_cdf(t: float, df: float) -> float:
-    """P(T <= t)."""
-    tail = t_two_sided_p(t, df) / 2.0
-    return tail if t < 0 else 1.0 - tail
 
 
 @functools.lru_cache(maxsize=4096)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -28,12 +28,24 @@ class Ended:
     """Why there is no status."""
     lines: Sequence[str]
     """The last of its output."""
+    late: bool = False
+    """It was ended because its time was over."""
 
 
 def run_supervised(
-    argv: Sequence[str], *, cwd: Path | None, env: Mapping[str, str], log: Path, timeout_s: float
+    argv: Sequence[str],
+    *,
+    cwd: Path | None,
+    env: Mapping[str, str],
+    log: Path,
+    timeout_s: float,
+    log_max_bytes: int | None = None,
 ) -> Ended:
-    """Run `argv` with `env` as its whole environment, its output in `log`."""
+    """Run `argv` with `env` as its whole environment, its output in `log`, which is rotated at `log_max_bytes`
+    (default: as a server's)."""
+    recipe = Recipe(name="command", source="command line", command=tuple(argv))
+    if log_max_bytes is not None:
+        recipe = replace(recipe, log_max_bytes=log_max_bytes)
     scratch = make_scratch()
     link = None
     try:
@@ -47,7 +59,7 @@ def run_supervised(
                 recipe_env={},
                 cwd=None if cwd is None else str(cwd),
             ),
-            recipe=Recipe(name="command", source="command line", command=tuple(argv)),
+            recipe=recipe,
             log_path=log,
             grace_s=_GRACE_S,
             scratch=scratch,
@@ -60,7 +72,7 @@ def run_supervised(
         if "exec_failed" in link.events:
             return Ended(None, f"cannot run {argv[0]}: {link.events['exec_failed']['message']}", lines)
         if not in_time:
-            return Ended(None, f"it had not ended after {timeout_s:g} s", lines)
+            return Ended(None, f"it had not ended after {timeout_s:g} s", lines, late=True)
         status = link.events.get("exited", {}).get("status")
         if status is None:
             return Ended(None, link.supervisor_error() or "it was killed", lines)

@@ -13,7 +13,6 @@ import shlex
 import stat
 import sys
 import time
-import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,11 +24,8 @@ from xml.parsers import expat
 from atom.bench.regular_file import read_regular
 from atom.bench.rundir import write_json
 from atom.diag.compare.model import Arm
+from atom.diag.compare.supervised import run_supervised
 from atom.recipes.errors import UsageError
-from atom.recipes.placeholders import Expansion
-from atom.recipes.recipe import Recipe, Stop
-from atom.recipes.scratch import make_scratch
-from atom.recipes.server import SupervisorLink
 
 __all__ = [
     "DEFAULT_COMMAND",
@@ -55,7 +51,6 @@ MOST_NAME: Final = 500
 MOST_MESSAGE: Final = 300
 _MOST_FACTS: Final = 1 << 20
 _LOG_BYTES: Final = 8 << 20
-_GRACE_S: Final = 10.0
 _CHUNK: Final = 1 << 16
 
 
@@ -163,45 +158,18 @@ def _environment(arm: Arm, argv: Sequence[str], junit: Path) -> dict[str, str]:
 
 def _run(argv: list[str], arm: Arm, junit: Path, log: Path, timeout_s: float) -> tuple[int | None, str | None]:
     """Exit status and problem."""
-    scratch = make_scratch()
-    link = None
-    try:
-        link = SupervisorLink(
-            label=str(uuid.uuid4()),
-            expansion=Expansion(
-                prepare=[],
-                command=argv,
-                stop_command=None,
-                env=_environment(arm, argv, junit),
-                recipe_env={},
-                cwd=arm.checkout,
-            ),
-            recipe=Recipe(
-                name="unit-tests", source="--tests", command=tuple(argv), log_max_bytes=_LOG_BYTES, stop=Stop()
-            ),
-            log_path=log,
-            grace_s=_GRACE_S,
-            scratch=scratch,
-            on_log=None,
-        )
-        in_time = link.wait(lambda: link.ended, timeout_s)
-        link.ask("stop")
-        link.finish()
-        if "exec_failed" in link.events:
-            return None, f"cannot run {argv[0]}: {link.events['exec_failed']['message']}"
-        if not in_time:
-            return None, f"ended after {timeout_s:.4g} s: what they had not finished by then is missing"
-        status = link.events.get("exited", {}).get("status")
-        if status is None:
-            return None, link.supervisor_error() or "the command was killed"
-        return int(status), None
-    except BaseException:
-        if link is not None:
-            link.ask("kill")
-            link.finish()
-        raise
-    finally:
-        scratch.remove()
+    assert arm.checkout is not None
+    ended = run_supervised(
+        argv,
+        cwd=Path(arm.checkout),
+        env=_environment(arm, argv, junit),
+        log=log,
+        timeout_s=timeout_s,
+        log_max_bytes=_LOG_BYTES,
+    )
+    if ended.late:
+        return None, f"ended after {timeout_s:.4g} s: what they had not finished by then is missing"
+    return ended.status, ended.problem
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------

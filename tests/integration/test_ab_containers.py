@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from atom.diag.compare.arm_process import ProcessExecutor
-from atom.diag.compare.container import container_recipe
+from atom.diag.compare.container import container_recipe, with_image_id
 from atom.diag.compare.model import Arm, ArmKind, ArmRun, Half, Load, MatchedRun, Placement, Purpose, RunResult
 from atom.recipes.containers import RUN_LABEL, remove, stale_containers
 from atom.recipes.errors import UsageError
@@ -86,6 +86,20 @@ def test_an_arm_in_an_image_is_run_and_removed(docker: Path, tmp_path: Path) -> 
     assert list((out / base.directory / "server").glob("gc-*.jsonl"))
     run = json.loads((out / base.directory / "run.json").read_text())
     assert run["validity"] == "valid"
+
+
+def test_what_an_image_was_is_recorded(docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tag may be another image tomorrow."""
+    told = with_image_id(in_image(provenance={"sha": "1"})).provenance
+    assert told == {
+        "sha": "1",
+        "image_id": "sha256:feed",
+        "image_digest": "registry.example/server@sha256:beef",
+    }
+    for arm in (in_image(image=None), in_image(image="unknown:1")):
+        assert with_image_id(arm) == arm
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert with_image_id(in_image()) == in_image()
 
 
 def test_containers_whose_owner_is_gone_are_found_and_removed(docker: Path) -> None:
