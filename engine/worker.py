@@ -5,13 +5,14 @@ the ranks find each other; the `EngineConfig` is in ATOM_ENGINE_CONFIG. What it 
 `engine/executors/stage_runner.py`; this file is its start, its loop and its end:
 
     SIGINT, SIGTERM  ignored, the core coordinates
-    end of the core  exit at once, with whatever was running
+    end of the core  exit within a second or two, whatever was running
     any exception    one `Failed` message, a traceback on stderr where it is unexpected, exit 1
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import gc
 import logging
@@ -22,6 +23,7 @@ import socket
 import sys
 import threading
 import traceback
+from typing import Final
 
 import torch
 
@@ -52,6 +54,9 @@ from atom.engine.kernels.bindings import CPUKernels, KernelsUnavailableError
 from atom.engine.loading.weights import load_stage
 from atom.engine.models.shard import Shard
 
+END_S: Final = 1.0
+"""From the end of the core, or of this rank's work, to that of the process."""
+
 logger = logging.getLogger("atom.engine.worker")
 
 
@@ -63,22 +68,34 @@ class Worker:
         self._shard = shard
         self._core = core
         self._store_path = store_path
-        self._inbox: queue.SimpleQueue[CoreMessage] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[CoreMessage | None] = queue.SimpleQueue()
+        self._ended = threading.Event()
         self._profile = TorchProfile()
         self._reports = shard.is_last and shard.tp_rank == 0
         threading.Thread(target=self._receive, name="WorkerInbox", daemon=True).start()
 
     def _receive(self) -> None:
-        """Takes in what the core sends while this rank computes, and ends the process with the core."""
+        """Takes in what the core sends while this rank computes, and ends the process with the core, also one that
+        waits for another rank."""
         with contextlib.suppress(Exception):
             while (message := self._core.receive()) is not None:
                 self._inbox.put(message)
-        os._exit(0)
+        self._inbox.put(None)
+        if not self._ended.wait(END_S):
+            os._exit(1)
 
     @torch.inference_mode()
     def run(self) -> None:
-        """Never returns: the end of the core ends the process."""
+        """Returns when the core closes its end."""
+        try:
+            self._serve()
+        finally:
+            self._ended.set()
+
+    def _serve(self) -> None:
         runner = self._load()
+        if runner is None:
+            return
         gc.collect()
         gc.freeze()
         while True:
@@ -89,8 +106,11 @@ class Worker:
                     self._core.send(self._record(directory))
                 case Allocate():
                     raise AssertionError("the cache was allocated before")
+                case None:
+                    return
 
-    def _load(self) -> StageRunner:
+    def _load(self) -> StageRunner | None:
+        """None when the core is gone meanwhile."""
         config, shard = self._config, self._shard
         kernels, why_torch = _open_kernels(compute_threads(config))
         torch.set_num_threads(compute_threads(config) if kernels is None else 1)
@@ -100,6 +120,8 @@ class Worker:
         weight_bytes = sum(view.numel() for _, _, view in stage.checkpoint_parts()) * dtype.itemsize
         self._core.send(Loaded())
         allocate = self._inbox.get()
+        if allocate is None:
+            return None
         assert isinstance(allocate, Allocate)
         local, block_size = stage.local, config.cache.block_size
         shape = KVCacheShape(local.num_layers, local.num_kv_heads, local.head_dim, block_size, dtype)
@@ -165,7 +187,7 @@ def _failure(error: Exception) -> Failed:
     return Failed("error", f"{type(error).__name__}: {text}")
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog="atom.engine.worker", description="One rank of an EngineCore's model.")
@@ -183,15 +205,24 @@ def main(argv: list[str] | None = None) -> None:
         stage, place = divmod(args.rank, size)
         shard = Shard(place, size, stage, config.parallel.pipeline_parallel_size)
         Worker(config, shard, core, f"/proc/self/fd/{args.store}").run()
+        return 0
     except Exception as error:
         failure = _failure(error)
         if failure.kind == "error":
             traceback.print_exc()
         with contextlib.suppress(OSError):
             core.send(failure)
+        return 1
+
+
+def _end(status: int) -> None:
+    """Exit without taking the interpreter, torch and gloo apart, which takes a second or waits for ranks that are gone;
+    but recordings are completed, by what is registered for the end."""
+    signal.setitimer(signal.ITIMER_REAL, END_S)  # SIGALRM ends a process whose exit functions hang
+    atexit._run_exitfuncs()
     sys.stderr.flush()
-    os._exit(1)  # not through the interpreter's end: gloo would wait for ranks that are gone
+    os._exit(status)
 
 
 if __name__ == "__main__":
-    main()
+    _end(main())

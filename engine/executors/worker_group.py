@@ -31,6 +31,9 @@ WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "atom.engine.worker")
 SETTLE_S: Final = 0.5
 """After the first worker's end, until the others have said why they end: only then is the cause among the effects."""
 
+GRACE_S: Final = 2.5
+"""For an orderly end, in which recordings are completed; then they are killed."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -132,7 +135,12 @@ class WorkerGroup:
     def _end_all(self) -> None:
         for worker in self._workers:
             worker.socket.close()
-            worker.process.kill()  # it holds nothing that would need an orderly end
+        deadline = time.monotonic() + GRACE_S
+        for worker in self._workers:
+            try:
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
         for worker in self._workers:
             worker.process.wait()
 

@@ -212,6 +212,18 @@ def test_the_memory_for_the_cache_is_for_all_workers_together(tiny_llama: Path) 
     assert blocks(1) == blocks(2)
 
 
+def test_workers_end_in_order(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorders that are put into a process complete their files in a function for its end."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, os, pathlib\n"
+        f"atexit.register(lambda: pathlib.Path({str(tmp_path)!r}, f'end-{{os.getpid()}}').touch())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with core_of(config(tiny_llama, tp_size=2)) as core:
+        pass
+    assert {path.name for path in tmp_path.glob("end-*")} >= {f"end-{pid}" for pid in core.info["worker_pids"]}
+
+
 def test_profiles_have_a_trace_of_each_worker(tiny_llama: Path, tmp_path: Path) -> None:
     with core_of(config(tiny_llama, pp_size=2)) as core:
         core.start_profile(str(tmp_path / "traces"))
