@@ -14,6 +14,7 @@ import typer
 from atom.cli import bench
 from atom.cli.bench_command import CHECK_ONLY
 from atom.cli.options import split_multiple
+from atom.diag.compare.arm_process import option_words
 from atom.diag.compare.metrics import PRIMARY_CHOICES
 from atom.diag.compare.model import Load
 from atom.recipes.errors import AtomError, UsageError
@@ -100,14 +101,7 @@ def _recipe_of(fields: Mapping[str, Any], given: str | None) -> str | None:
 
 def load_argv(options: Mapping[str, Any]) -> list[str]:
     """`Load.options` as arguments."""
-    result: list[str] = []
-    for name, value in options.items():
-        if value is True:
-            result.append(f"--{name}")
-            continue
-        for one in value if isinstance(value, list | tuple) else [value]:
-            result.append(f"--{name}={one}")
-    return result
+    return [word for name, value in options.items() for word in option_words(name, value)]
 
 
 def _take_fields(where: str, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:

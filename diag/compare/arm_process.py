@@ -114,7 +114,7 @@ def command_of(
     if half.client_cpus:
         words += ["--client-cpus", format_cpus(half.client_cpus)]
     for name, value in {"seed": seed, **load.options}.items():
-        words += _option(name, value)
+        words += option_words(name, value)
     words += ["--output-dir", str(directory), "--quiet"]
     return [*words, "--", *server_words] if server_words else words
 
@@ -133,7 +133,7 @@ def secret_environment(arm: Arm, load: Load) -> dict[str, str]:
     return {name: env[name] for name, shown in redact_environment(env).items() if shown != env[name]}
 
 
-def _option(name: str, value: Any) -> list[str]:
+def option_words(name: str, value: Any) -> list[str]:
     """A flag as words. A value that looks like one of its own stays with its flag."""
     flag = f"--{name}"
     if value is None or value is False:
@@ -141,7 +141,7 @@ def _option(name: str, value: Any) -> list[str]:
     if value is True:
         return [flag]
     if isinstance(value, list | tuple):
-        return [word for one in value for word in _option(name, one)]
+        return [word for one in value for word in option_words(name, one)]
     text = str(value)
     return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
 

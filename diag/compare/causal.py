@@ -35,7 +35,6 @@ class Question:
     metric: str = "output_throughput"
     title: str = "output throughput"
     unit: str = "tok/s"
-    lower_is_better: bool = False
     margin_pct: float = 1.0
     """Within this of the control is as good as the control."""
     level: float = 0.95
@@ -262,7 +261,7 @@ class _Table:
         found = self._against_control(arm)
         if found is None:
             return self._unmatched(arm)
-        low, high = self._better(found)
+        low, high = found.interval(self.question.level)
         if high < 0:
             return self._hedged(f"the change costs {abs(_percent(found.value)):.2f}% of its matched control", arm)
         if low > 0:
@@ -291,7 +290,7 @@ class _Table:
         percent = f"{100 * math.exp(found.value):.2f}% of its matched control"
         if self._recovered(found):
             return self._hedged(f"repair: completes the load at {percent}", arm)
-        if self._better(found)[1] < -self._margin:
+        if found.interval(self.question.level)[1] < -self._margin:
             return self._hedged(f"completes the load; throughput is not recovered: {percent}", arm)
         return f"completes the load; recovery is not decided: {percent}"
 
@@ -318,13 +317,8 @@ class _Table:
             return self._hedged("the dominant factor", arm, treatment)
         return "not decided"
 
-    def _better(self, found: Contrast) -> tuple[float, float]:
-        """The interval with better results upwards."""
-        low, high = found.interval(self.question.level)
-        return (-high, -low) if self.question.lower_is_better else (low, high)
-
     def _recovered(self, found: Contrast) -> bool:
-        return self._better(found)[0] > -self._margin
+        return found.interval(self.question.level)[0] > -self._margin
 
     @property
     def _margin(self) -> float:

@@ -191,18 +191,6 @@ def test_bypasses(mean: float, begins: str) -> None:
     assert by["bypass"]["interpretation"].startswith(begins)
 
 
-def test_lower_is_better() -> None:
-    arms = [arm("main", "base"), arm("treatment"), arm("repair")]
-    estimates = {("main", "treatment"): found(0.10, 0.002), ("main", "repair"): found(-0.02, 0.001)}
-    outcomes = outcomes_of([run(one.label, 10.0) for one in arms])
-    question = Question(load="x", metric="itl_p50", title="ITL p50", unit="ms", lower_is_better=True)
-    made = causal_section(arms, outcomes, estimates, question)
-    assert made is not None
-    by = rows(made)
-    assert by["treatment"]["interpretation"] == "the change costs 10.52% of its matched control"
-    assert by["repair"]["interpretation"].startswith("repair: completes the load at 98.02%")
-
-
 def test_an_arm_that_did_not_start_leaves_a_readable_row() -> None:
     arms = [arm("main", "base"), arm("branch", "head"), arm("repair")]
     runs = [
