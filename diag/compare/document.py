@@ -22,7 +22,7 @@ from atom.diag.compare.crossover import crossover_section
 from atom.diag.compare.evidence import ScoredPair, metric_effects, scored_pairs
 from atom.diag.compare.failures import failure_of
 from atom.diag.compare.gate_document import is_load_decided, section_gates, unmatched_gates
-from atom.diag.compare.journal import DonePair, Records, read_records
+from atom.diag.compare.journal import RUNS_FILE, DonePair, Records, read_records
 from atom.diag.compare.load_document import half_text, load_documents, shape_of, target_of
 from atom.diag.compare.metrics import METRICS
 from atom.diag.compare.model import Arm, ArmKind, Comparison, Load
@@ -468,7 +468,8 @@ def _notes(view: _View, run: Mapping[str, Any], loads: Sequence[Mapping[str, Any
     # A client that was late says nothing of the server's memory and collections.
     notes = [line for load in loads if load["section"] == "gc" for line in _invalid(load)]
     if view.records.malformed:
-        notes.append(f"{view.records.malformed} lines of runs.jsonl cannot be read")
+        count = view.records.malformed
+        notes.append(f"{RUNS_FILE}: {count} {'line' if count == 1 else 'lines'} cannot be read")
     if run.get("ended") == "deadline":
         notes.append(str(run.get("ended_text")))
     if superseded := len(view.records.superseded):

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from atom.bench.rundir import JsonlWriter, read_jsonl
+from atom.bench.rundir import JsonlFile, JsonlWriter
 from atom.diag.compare.model import MatchedRun, RunResult
 from atom.diag.compare.plan import Pair, Plan, Stream
 from atom.recipes.errors import UsageError
@@ -93,7 +93,8 @@ def read_records(out: Path) -> Records:
     lines: list[RunResult] = []
     malformed = 0
     recorded: frozenset[str] | None = None
-    for value in read_jsonl(out / RUNS_FILE):
+    file = JsonlFile(out / RUNS_FILE)
+    for value in file:
         try:
             result = RunResult.from_dict(value)
         except UsageError:
@@ -105,7 +106,7 @@ def read_records(out: Path) -> Records:
             lines.append(result)
         else:
             malformed += 1
-    return Records(tuple(lines), malformed)
+    return Records(tuple(lines), malformed + file.malformed)
 
 
 def _is_own(result: RunResult, recorded: frozenset[str]) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,8 @@ __all__ = [
 
 START_GATE: Final = "ATOM_START_GATE"
 """The environment variable by which a load finds the line to whoever started it (`cli/start_gate.py`)."""
+
+_MOST_SHOWN: Final = 80
 
 
 class ArmKind(StrEnum):
@@ -65,20 +68,22 @@ class _Json:
         return value
 
     @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Self:
-        """UsageError if a field is missing, or is of another type. Unknown ones are left out: a later version may have
-        more."""
-        known = _hints(cls)  # type: ignore[arg-type]
+    def from_dict(cls, value: Mapping[str, Any], where: str | None = None) -> Self:
+        """UsageError if a field is missing, or is of another type; it says in which place, which is called `where`.
+        Unknown fields are left out: a later version may have more."""
+        place = cls.__name__.lower() if where is None else where
         if not isinstance(value, Mapping):
-            raise UsageError(f"{cls.__name__.lower()}: must be an object, got {value!r:.80}")
-        fields = {name: _frozen(one) for name, one in value.items() if name in known}
-        for name, one in fields.items():
-            if not _fits(one, known[name]):
-                raise UsageError(f"{cls.__name__.lower()}: {name} cannot be {one!r:.80}")
+            raise UsageError(f"{place or 'it'} must be an object, got {_json(value)}")
+        hints = _hints(cls)  # type: ignore[arg-type]
+        inside = f"{place}." if place else ""
+        for one in dataclasses.fields(cls):  # type: ignore[arg-type]
+            if one.name not in value and one.default is one.default_factory is dataclasses.MISSING:
+                raise UsageError(f"{inside}{one.name} is missing")
+        fields = {name: _read(one, hints[name], f"{inside}{name}") for name, one in value.items() if name in hints}
         try:
             return cls(**fields)
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"{cls.__name__.lower()}: {error}") from None
+        except ValueError as error:
+            raise UsageError(f"{place}: {error}" if place else str(error)) from None
 
 
 @functools.cache
@@ -87,29 +92,59 @@ def _hints(cls: type) -> Mapping[str, Any]:
     return {one.name: hints[one.name] for one in dataclasses.fields(cls)}
 
 
+def _read(value: Any, hint: Any, where: str) -> Any:
+    """A JSON value as what a field of this type takes: lists are frozen, objects of this kind are made."""
+    if isinstance(hint, type) and issubclass(hint, _Json):
+        return hint.from_dict(value, where)
+    if typing.get_origin(hint) is tuple and isinstance(value, list | tuple):
+        parts = typing.get_args(hint)
+        wanted = [parts[0]] * len(value) if parts[-1] is ... else list(parts)
+        if len(value) != len(wanted):
+            raise UsageError(f"{where} must be a list of {len(wanted)}, got {_json(value)}")
+        return tuple(_read(one, part, f"{where}[{i}]") for i, (one, part) in enumerate(zip(value, wanted, strict=True)))
+    if typing.get_origin(hint) is tuple or not _fits(value := _frozen(value), hint):
+        raise UsageError(f"{where} must be {_named(hint)}, got {_json(value)}")
+    return value
+
+
 def _fits(value: Any, hint: Any) -> bool:
     """Whether a JSON value, lists frozen, is what a field of this type takes."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, one) for one in parts)
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        wanted = [parts[0]] * len(value) if parts[-1] is ... else list(parts)
-        return len(value) == len(wanted) and all(map(_fits, value, wanted))
     if origin is Mapping:
         return isinstance(value, Mapping) and all(
             _fits(name, parts[0]) and _fits(one, parts[1]) for name, one in value.items()
         )
     if hint is Any:
         return True
-    if dataclasses.is_dataclass(hint):
-        return isinstance(value, Mapping | hint)
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, str if issubclass(hint, StrEnum) else hint)
+    if issubclass(hint, StrEnum):
+        return isinstance(value, str) and value in set(hint)
+    return isinstance(value, hint)
+
+
+def _named(hint: Any) -> str:
+    """A type in the words of JSON."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(_named, parts))
+    if origin is tuple:
+        return "a list"
+    if origin is Mapping:
+        return "an object" + ("" if parts[1] is Any else f" with {_named(parts[1]).partition(' ')[2]}s")
+    if issubclass(hint, StrEnum):
+        return f"one of {', '.join(hint)}"
+    names = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
+    return names.get(hint, "null")
+
+
+def _json(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"
 
 
 def _frozen(value: Any) -> Any:

@@ -185,11 +185,13 @@ class Plan(_Json):
         """UsageError if there is none, or one that cannot be."""
         path = directory / PLAN_FILE
         try:
-            return cls.from_dict(json.loads(read_regular(path, _MAX_PLAN_BYTES)))
+            return cls.from_dict(json.loads(read_regular(path, _MAX_PLAN_BYTES)), "")
         except OSError as error:
             raise UsageError(f"{path}: cannot read the plan of a comparison: {error.strerror}") from None
-        except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-            raise UsageError(f"{path}: no plan of a comparison: {error}") from None
+        except UsageError as error:
+            raise UsageError(f"{path} is damaged: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{path} is damaged: it is no JSON: {error}") from None
 
 
 def make_plan(

@@ -38,30 +38,45 @@ CHANGES: list[tuple[Change, str]] = [
     (lambda plan: plan.update(gates=[{"slower_pct": 2, "load": "foo"}]), "a gate that is none"),
     (lambda plan: plan.update(gates=[{"section": "foo"}]), "a gate that is none"),
     (lambda plan: plan.update(gates=[{"slower_pct": float("nan")}]), "a gate's limit is a percentage"),
-    (lambda plan: plan.update(gates=["x"]), "plan: gates cannot be"),
+    (lambda plan: plan.update(gates=["x"]), r"gates\[0\] must be an object|gates must be"),
     (lambda plan: plan["loads"][0].update(primary="foo"), "primary must be one of"),
-    (lambda plan: plan["loads"][0].update(options=[1]), "load: options cannot be"),
-    (lambda plan: plan["loads"][0].update(env={"A": 1}), "load: env cannot be"),
-    (lambda plan: plan["arms"][0].update(label=7), "arm: label cannot be 7"),
-    (lambda plan: plan["arms"][0].update(kind="foo"), "'foo' is not a valid ArmKind"),
-    (lambda plan: plan["arms"][0].update(provenance="x"), "arm: provenance cannot be"),
-    (lambda plan: plan["arms"][0].update(recorded="/etc/passwd"), "arm: recorded cannot be"),
+    (
+        lambda plan: plan["loads"][0].update(options=[1]),
+        r"is damaged: loads\[0\]\.options must be an object, got \[1\]",
+    ),
+    (lambda plan: plan["loads"][0].update(env={"A": 1}), r"loads\[0\]\.env must be an object with strings, got"),
+    (lambda plan: plan["arms"][0].update(label=7), r"arms\[0\]\.label must be a string, got 7"),
+    (
+        lambda plan: plan["arms"][0].update(kind="foo"),
+        r'arms\[0\]\.kind must be one of ref, recipe, url, recorded, got "foo"',
+    ),
+    (lambda plan: plan["arms"][0].update(provenance="x"), r"arms\[0\]\.provenance must be an object, got"),
+    (lambda plan: plan["arms"][0].update(recorded="/etc/passwd"), r"arms\[0\]\.recorded must be a list, got"),
     (lambda plan: plan.update(comparisons=[]), "or there is none"),
     (lambda plan: plan["comparisons"][0].update(base="foo"), "an arm that the plan does not"),
-    (lambda plan: plan.update(pairs="3"), "plan: pairs cannot be '3'"),
-    (lambda plan: plan.update(extras=[]), "plan: extras cannot be"),
-    (lambda plan: plan.update(placement=None), "plan: placement cannot be"),
+    (lambda plan: plan.update(pairs="3"), r'is damaged: pairs must be a whole number, got "3"'),
+    (lambda plan: plan.update(extras=[]), "extras must be an object, got "),
+    (lambda plan: plan.update(placement=None), "placement must be an object, got null"),
     (lambda plan: plan["placement"].update(halves=[]), "0 halves"),
-    (lambda plan: plan["placement"]["halves"][0].update(server_cpus=["a"]), "half: server_cpus cannot be"),
+    (
+        lambda plan: plan["placement"]["halves"][0].update(server_cpus=["a"]),
+        r"placement\.halves\[0\]\.server_cpus\[0\] must be a whole number, got",
+    ),
     (lambda plan: plan["schedule"][0].update(pair=-1), "has another number|does not belong"),
     (lambda plan: run_of(plan).update(index=2), "other matched runs, than a pair has"),
-    (lambda plan: run_of(plan).update(index=True), "index cannot be True"),
+    (lambda plan: run_of(plan).update(index=True), r"schedule\[0\]\.runs\[0\]\.index must be a whole number, got true"),
     (lambda plan: run_of(plan)["runs"][0].update(half=-1), "has a half that there is not"),
     (lambda plan: run_of(plan)["runs"][0].update(half=2), "has a half that there is not"),
     (lambda plan: run_of(plan)["runs"][0].update(order=7), "has a half that there is not"),
     (lambda plan: run_of(plan)["runs"][0].update(arm="foo"), "an arm or a load that the plan does not"),
-    (lambda plan: run_of(plan)["runs"].pop(), "runs cannot be"),
+    (lambda plan: run_of(plan)["runs"].pop(), r"schedule\[0\]\.runs\[0\]\.runs must be a list of 2, got"),
     (lambda plan: plan["schedule"].append(plan["schedule"][0]), "the same pair twice"),
+]
+CHANGES += [
+    (lambda plan: plan["loads"][0].update(options=5), r"loads\[0\]\.options must be an object, got 5"),
+    (lambda plan: plan.update(deadline_s="x"), r'deadline_s must be a number or null, got "x"'),
+    (lambda plan: plan["arms"][1].pop("kind"), r"plan.json is damaged: arms\[1\]\.kind is missing"),
+    (lambda plan: plan.clear(), r"plan.json is damaged: arms is missing"),
 ]
 
 
@@ -75,6 +90,21 @@ def test_a_plan_that_cannot_be_is_refused_in_one_line(
     with pytest.raises(UsageError, match=message) as caught:
         Plan.read(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "message"), [("[]", "must be an object, got \\[\\]"), ("{", "it is no JSON: ")])
+def test_what_is_no_plan_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(UsageError, match=f"plan.json is damaged: .*{message}"):
+        Plan.read(tmp_path)
+
+
+def test_lines_that_cannot_be_read_are_counted_and_told(tmp_path: Path) -> None:
+    made = Made(tmp_path, {"main": 10.0, "branch": 10.0}, pairs=1, aa_pairs=0)
+    out = made.write()
+    with (out / "runs.jsonl").open("a") as file:
+        file.write('[]\n{"matched": 1}\nnonsense\n')
+    assert "runs.jsonl: 3 lines cannot be read" in document(out)["notes"]
 
 
 def test_fields_of_a_later_version_are_left_out(whole: dict[str, Any], tmp_path: Path) -> None:
