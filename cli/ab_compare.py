@@ -22,7 +22,7 @@ from atom.cli.ab_options import (
 )
 from atom.cli.ab_plan import plan_of
 from atom.cli.ab_plan_tables import plan_tables
-from atom.cli.ab_run import ComparisonRun, open_comparison
+from atom.cli.ab_run import ComparisonRun, open_comparison, say_interrupted
 from atom.cli.option_groups import with_options
 from atom.cli.options import parse_duration
 from atom.cli.publish import Output, TableConsole, show_tables, write_or_print
@@ -87,7 +87,11 @@ def ab_compare(
     if given["resume"] is not None:
         return _resume(ctx, given, output)
     told = {name for name in ctx.params if _is_given(ctx, name)}
-    plan = plan_of(request_of(base, head, given, told))
+    try:
+        plan = plan_of(request_of(base, head, given, told))
+    except KeyboardInterrupt:
+        say_interrupted("nothing was run", quiet=output.quiet)
+        raise
     if given["dry_run"]:
         return _dry_run(plan, output)
     _show_plan(plan, output)

@@ -21,7 +21,7 @@ from atom.diag.compare.placement import choose_placement, this_machine
 from atom.diag.compare.plan import MAX_PAIRS, Plan, make_plan
 from atom.diag.compare.provenance import difference, with_packages
 from atom.diag.compare.recorded_arms import recorded_load
-from atom.diag.compare.unit_tests import DEFAULT_COMMAND
+from atom.diag.compare.unit_tests import DEFAULT_COMMAND, check_command
 from atom.recipes.errors import UsageError
 from atom.recipes.launcher import takes_devices
 from atom.recipes.resolve import resolve_recipe
@@ -291,6 +291,8 @@ def _accuracy(request: Request, own: bool) -> Load:
 def _check_tests(request: Request, arms: Sequence[Arm]) -> None:
     if request.tests is not None and any(arm.kind is not ArmKind.REF for arm in arms[:2]):
         raise UsageError("--tests: unit tests are run for git refs, and one of the arms is none")
+    if request.tests:
+        check_command(request.tests)
 
 
 def _gate(gate: Gate) -> dict[str, Any]:

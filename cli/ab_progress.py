@@ -3,27 +3,35 @@ arms in it; elsewhere a line for each matched run that ended."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
+from atom.bench.rundir import RunDirectory
 from atom.cli.ab_plan_tables import duration_text
 from atom.cli.progress import TERMINAL_PERIOD_S, StatusLine
 from atom.diag.compare.arm_process import ArmProgress
 from atom.diag.compare.conductor import Event, Progress
 from atom.diag.compare.model import RunResult
-from atom.recipes.errors import ExitStatus
+from atom.recipes.errors import AtomError, ExitStatus
 
 __all__ = ["ComparisonProgress"]
 
 PLAIN_PERIOD_S: Final = 60.0
 """Where no terminal is: a run of minutes says now and then that it goes on."""
+_LONGEST_REASON: Final = 120
 _STAGES: Final = {"starting": "server starts", "ready": "ready", "ending": "ends", "ended": "done"}
 
 
 class ComparisonProgress:
-    """`on_event` is the conductor's, `on_arm` the executor's; `say` is a line that stays."""
+    """`on_event` is the conductor's, `on_arm` the executor's; `say` is a line that stays. `out`: the comparison's
+    directory, once there is one."""
+
+    out: Path | None = None
 
     def __init__(self, *, quiet: bool, line: StatusLine | None = None) -> None:
         self._quiet = quiet
@@ -31,6 +39,35 @@ class ComparisonProgress:
         self._now: Progress | None = None
         self._arms: dict[int, ArmProgress] = {}
         self._shown = time.monotonic()
+        self._told: set[str] = set()
+        """Problems that have been said in full."""
+
+    def problem(self, arm: str, text: str) -> None:
+        """What keeps an arm from being run at all."""
+        self.say(f"{arm}: {text}")
+        self._told.add(text.partition("\n")[0])
+
+    @contextlib.contextmanager
+    def counting(self, text: str, at_most_s: float) -> Iterator[None]:
+        """Counts the time of something that has no progress of its own."""
+        self.say(f"{text} …")
+        begin, over = time.monotonic(), threading.Event()
+
+        def count() -> None:
+            period = 1.0 if self._line.terminal else PLAIN_PERIOD_S
+            while not over.wait(period):
+                passed = duration_text(time.monotonic() - begin)
+                self._line.show(f"{text} … {passed}, at most {duration_text(at_most_s)}")
+
+        thread = threading.Thread(target=count, name="atom-ab-count", daemon=True)
+        if not self._quiet:
+            thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            if thread.is_alive():
+                thread.join()
 
     def say(self, text: str) -> None:
         if self._quiet:
@@ -46,10 +83,11 @@ class ComparisonProgress:
             self._arms = {}
             self._draw(force=True)
         elif progress.event is Event.RUN_ENDED:
-            self.say(_ended(progress))
+            self.say(self._ended(progress))
         elif progress.event in (Event.GIVEN_UP, Event.DECIDED):
             what = "given up" if progress.event is Event.GIVEN_UP else f"{progress.pair.load}: decided"
-            self.say(f"{what}: {progress.text}" if progress.event is Event.GIVEN_UP else f"{what} {progress.text}")
+            text = self._shortened(progress.text)
+            self.say(f"{what}: {text}" if progress.event is Event.GIVEN_UP else f"{what} {text}")
         elif progress.event is Event.COOLING and self._line.terminal and not self._quiet:
             self._line.show(f"{_where(progress)}  cooling down, {progress.text}")
 
@@ -61,6 +99,38 @@ class ComparisonProgress:
 
     def close(self) -> None:
         self._line.clear()
+
+    def _ended(self, progress: Progress) -> str:
+        """One line: which run, and what became of both arms' parts."""
+        assert progress.results is not None
+        left = f"; about {duration_text(progress.remaining_s)} left" if progress.remaining_s else ""
+        return f"{_where(progress)}: " + ", ".join(map(self._result, progress.results)) + left
+
+    def _result(self, result: RunResult) -> str:
+        if not result.has_records and result.status == ExitStatus.INTERRUPTED:
+            return f"{result.arm} not run"
+        if result.problem is not None:
+            text = self._shortened(result.problem)
+            self._told.add(result.problem)
+            return f"{result.arm} {'did not start' if not result.has_records else 'failed'} ({text})"
+        seconds = duration_text((result.ended_ns - result.started_ns) / 1e9)
+        return f"{result.arm} {seconds}" + ("" if result.status == 0 else f" ({self._why(result)})")
+
+    def _shortened(self, text: str) -> str:
+        """Without what was said before."""
+        for problem in self._told:
+            text = text.replace(problem, "as above")
+        return text
+
+    def _why(self, result: RunResult) -> str:
+        """Why a run that was made to its end has another exit status than 0."""
+        if self.out is not None:
+            with contextlib.suppress(OSError, AtomError):
+                reasons = RunDirectory.open(self.out / result.directory).read_run_json().get("reasons")
+                if isinstance(reasons, list) and reasons:
+                    kinds = dict.fromkeys(str(reason).partition(": ")[0] for reason in reasons)
+                    return "; ".join(kinds)[:_LONGEST_REASON]
+        return f"status {result.status}"
 
     def _draw(self, *, force: bool) -> None:
         if self._now is None or self._quiet:
@@ -97,19 +167,3 @@ def _load(figures: Mapping[str, Any]) -> str:
         return "load"
     text = f"{done:,}" if total is None else f"{done:,}/{total:,}"
     return text + (f", {figures['failed']:,} failed" if figures.get("failed") else "")
-
-
-def _ended(progress: Progress) -> str:
-    """One line: which run, and what became of both arms' parts."""
-    assert progress.results is not None
-    left = f"; about {duration_text(progress.remaining_s)} left" if progress.remaining_s else ""
-    return f"{_where(progress)}: " + ", ".join(map(_result, progress.results)) + left
-
-
-def _result(result: RunResult) -> str:
-    if not result.has_records and result.status == ExitStatus.INTERRUPTED:
-        return f"{result.arm} not run"
-    if result.problem is not None:
-        return f"{result.arm} {'did not start' if not result.has_records else 'failed'} ({result.problem})"
-    seconds = duration_text((result.ended_ns - result.started_ns) / 1e9)
-    return f"{result.arm} {seconds}" + ("" if result.status == 0 else f" (status {result.status})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -44,7 +45,15 @@ def publish_comparison(run_dir: RunDirectory, output: Output) -> ExitStatus:
         console = TableConsole()
         attempt(lambda: show_tables(comparison_tables(told, width=console.width, location=place), console))
     attempt.raise_failures()
+    _name_written(output)
     return ExitStatus(told["status"])
+
+
+def _name_written(output: Output) -> None:
+    named = [str(path) for path in (*output.json, output.markdown, output.junit) if path is not None]
+    if (files := [path for path in named if path != "-"]) and not output.quiet:
+        with contextlib.suppress(OSError):
+            print(f"wrote {', '.join(files)}", file=sys.stderr)
 
 
 def _complain(told: Mapping[str, Any]) -> None:

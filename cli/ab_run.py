@@ -6,18 +6,20 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NoReturn
 
 from atom.bench.provenance import command_line, provenance
 from atom.bench.rundir import RunDirectory, Validity
 from atom.cli.ab_plan_tables import duration_text
 from atom.cli.ab_progress import ComparisonProgress
 from atom.cli.ab_publish import publish_comparison
-from atom.cli.outputs import complain
+from atom.cli.outputs import complain, describe_os_error
 from atom.cli.publish import Output
 from atom.cli.run_place import RunPlace
 from atom.diag.compare.arm_process import ProcessExecutor
@@ -25,7 +27,7 @@ from atom.diag.compare.arms import prepare_arm
 from atom.diag.compare.conductor import Conductor, Ending, EndReason, Executor, SystemClock
 from atom.diag.compare.container import with_image_id
 from atom.diag.compare.document import TITLE, document, is_comparison, is_decided
-from atom.diag.compare.journal import RUNS_FILE, Journal
+from atom.diag.compare.journal import RUNS_FILE, Journal, read_records
 from atom.diag.compare.model import Arm, ArmKind, MatchedRun, RunResult
 from atom.diag.compare.origins import packages_of
 from atom.diag.compare.plan import PLAN_FILE, Plan
@@ -33,8 +35,14 @@ from atom.diag.compare.source import put_back
 from atom.diag.compare.source_proof import PACKAGES
 from atom.diag.compare.unit_tests import DEFAULT_TIMEOUT_S, run_unit_tests
 from atom.recipes.errors import AtomError, ExitStatus, RunError, UsageError
+from atom.recipes.launcher import check_requirements
+from atom.recipes.placeholders import resolve_variables
+from atom.recipes.resolve import resolve_recipe
 
-__all__ = ["ComparisonRun", "open_comparison"]
+__all__ = ["ComparisonRun", "open_comparison", "say_interrupted"]
+
+_DONE: Final = "done"
+"""In run.json: all that was planned was made."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,11 +66,16 @@ class ComparisonRun:
         deadline_s = self.deadline_s if self.deadline_s is not None else self.plan.deadline_s
         self._deadline_ns = None if deadline_s is None else time.monotonic_ns() + int(deadline_s * 1e9)
         place = None
+        if self.resume is not None:
+            self._run_dir = self.resume
+            if (text := self._nothing_left()) is not None:
+                self._progress.say(f"nothing left to do: {text}")
+                return publish_comparison(self._run_dir, self.output)
+        self._refuse_missing()
         if self.resume is None:
             place = RunPlace(self.output.directory, TITLE)
             self._run_dir = place.run_dir
-        else:
-            self._run_dir = self.resume
+        self._progress.out = self._run_dir.path
         started = False
         try:
             with Journal(self._run_dir.path) as journal, contextlib.ExitStack() as hold:
@@ -73,20 +86,44 @@ class ComparisonRun:
                 ending = self._conduct(journal)
         except (KeyboardInterrupt, SystemExit):
             self._progress.close()
-            self._interrupted(started=started)
+            self._interrupted(place, started=started)
             raise
         except UsageError:
             if place is not None and not started:
                 place.give_back()
             raise
         except (RunError, OSError) as error:
-            self._run_dir.seal(Validity.FAILED, [str(error).partition("\n")[0]])
-            raise
+            if place is not None and not started:
+                place.give_back()  # nothing was run, and a corrected command may take it
+                raise
+            self._broken_off(error)
         finally:
             self._progress.close()
         return self._finish(_ended(ending), ending.text)
 
     # ---- before
+
+    def _refuse_missing(self) -> None:
+        """UsageError for an interpreter or module that a server lacks, before anything is built. A recipe that prepares
+        its own is asked when it has."""
+        for arm in self.plan.arms:
+            if arm.kind not in (ArmKind.REF, ArmKind.RECIPE) or arm.image is not None:
+                continue
+            names = [arm.recipe] if arm.recipe is not None else [load.recipe for load in self.plan.loads]
+            for recipe in (resolve_recipe(name) for name in dict.fromkeys(names) if name is not None):
+                if not recipe.prepare:
+                    variables = resolve_variables(recipe, arm.variables)
+                    check_requirements(recipe, arm.python or variables.get("python") or sys.executable)
+
+    def _nothing_left(self) -> str | None:
+        """How the comparison that is to go on came to its end, if it did."""
+        facts = self._run_dir.read_run_json()
+        if facts.get("ended") != _DONE or facts.get("validity") is None:
+            return None
+        done = {pair.pair.key for pair in read_records(self._run_dir.path).done(self.plan)}
+        if not self.plan.until_decided and any(pair.key not in done for pair in self.plan.schedule):
+            return None
+        return str(facts.get("ended_text") or f"{len(done)} pairs are made")
 
     def _begin(self) -> None:
         facts: dict[str, Any] = {"name": TITLE, "validity": None, "reasons": [], "ended": None}
@@ -109,7 +146,7 @@ class ComparisonRun:
                 arms.append(self._prepared(arm, hold))
             except RunError as error:
                 self._problems[arm.label] = str(error).partition("\n")[0]
-                self._progress.say(f"{arm.label}: {error}")
+                self._progress.problem(arm.label, str(error))
                 arms.append(arm)
         # A recipe's file may be gone when a report is made.
         names = [*(arm.recipe for arm in arms), *(load.recipe for load in self.plan.loads)]
@@ -140,10 +177,10 @@ class ComparisonRun:
             if seconds <= 0:
                 self._progress.say(f"{label}: unit tests: left out at the deadline")
                 continue
-            self._progress.say(f"{label}: unit tests …")
             begin = time.monotonic()
             arm = self.plan.arm(label)
-            suite = run_unit_tests(arm, self._run_dir.path, command=command, timeout_s=seconds)
+            with self._progress.counting(f"{label}: unit tests", seconds):
+                suite = run_unit_tests(arm, self._run_dir.path, command=command, timeout_s=seconds)
             told = suite.problem or f"exit status {suite.exit_status}"
             self._progress.say(f"{label}: unit tests: {told}, {duration_text(time.monotonic() - begin)}")
             self._put_back(arm)
@@ -188,26 +225,54 @@ class ComparisonRun:
     # ---- after
 
     def _finish(self, ended: str, text: str) -> int:
-        self._run_dir.write_run_json({"ended": ended, "ended_text": text})
-        told = document(self._run_dir.path)
-        self._run_dir.seal(told["validity"], told["reasons"])
+        try:
+            self._run_dir.write_run_json({"ended": ended, "ended_text": text})
+            told = document(self._run_dir.path)
+            self._run_dir.seal(told["validity"], told["reasons"])
+        except (RunError, OSError) as error:
+            self._broken_off(error)
         return publish_comparison(self._run_dir, self.output)
 
-    def _interrupted(self, *, started: bool) -> None:
+    def _broken_off(self, error: RunError | OSError) -> NoReturn:
+        """By the machine: what was made stays."""
+        text = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        with contextlib.suppress(RunError, OSError):
+            self._run_dir.seal(Validity.FAILED, [text.partition("\n")[0]])
+        room = " once there is room" if _lacks_room(error) else ""
+        raise RunError(f"{text}; --resume {self._run_dir.path} goes on with it{room}") from error
+
+    def _interrupted(self, place: RunPlace | None, *, started: bool) -> None:
         """What was recorded is shown; the exit status says what ended it."""
-        text = f"--resume {self._run_dir.path} goes on with it"
-        self._run_dir.write_run_json({"ended": "interrupted", "ended_text": text})
-        self._run_dir.seal(Validity.INTERRUPTED, ["interrupted"])
-        if not started:
+        if place is not None and not (self._run_dir.path / PLAN_FILE).exists():
+            place.give_back()
+            say_interrupted("nothing was run", quiet=self.output.quiet)
             return
+        text = f"--resume {self._run_dir.path} goes on with it"
         try:
-            publish_comparison(self._run_dir, self.output)
+            self._run_dir.write_run_json({"ended": "interrupted", "ended_text": text})
+            self._run_dir.seal(Validity.INTERRUPTED, ["interrupted"])
+            if started:
+                publish_comparison(self._run_dir, self.output)
         except (AtomError, OSError) as error:
             complain(error)
+        say_interrupted(text, quiet=self.output.quiet)
+
+
+def say_interrupted(text: str, *, quiet: bool) -> None:
+    """The last line of a command that was ended early."""
+    if not quiet:
+        with contextlib.suppress(OSError):
+            print(f"interrupted: {text}", file=sys.stderr)
+
+
+def _lacks_room(error: BaseException) -> bool:
+    """Whether it is, or tells of, a full disk or a limit that was reached."""
+    causes = (error, error.__cause__, error.__context__)
+    return any(isinstance(one, OSError) and one.errno in (ENOSPC, EDQUOT, EFBIG) for one in causes)
 
 
 def _ended(ending: Ending) -> str:
-    return "done" if ending.reason is EndReason.COMPLETE else str(ending.reason)
+    return _DONE if ending.reason is EndReason.COMPLETE else str(ending.reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from atom.recipes.scratch import Scratch, make_scratch
 from atom.recipes.server import Server, SupervisorLink
 from atom.recipes.spawn import import_root
 
-__all__ = ["PREPARED_VARIABLE", "LaunchOptions", "LaunchProgress", "launch", "takes_devices"]
+__all__ = ["PREPARED_VARIABLE", "LaunchOptions", "LaunchProgress", "check_requirements", "launch", "takes_devices"]
 
 _T = TypeVar("_T")
 
@@ -111,8 +111,7 @@ def launch(
         )
     variables = resolve_variables(recipe, options.variables)
     python = variables.get("python", sys.executable)
-    if not recipe.exec:
-        _check_requirements(recipe, python)
+    check_requirements(recipe, python)
     for attempt in range(1, _PORT_ATTEMPTS + 1):
         scratch = make_scratch()
         try:
@@ -323,9 +322,10 @@ def _refuse_stranger(server: Server) -> None:
         )
 
 
-def _check_requirements(recipe: Recipe, python: str) -> None:
-    """Raise UsageError if {python} or a module it must have is missing, before anything starts."""
-    if not uses(recipe, "python"):
+def check_requirements(recipe: Recipe, python: str) -> None:
+    """Raise UsageError if {python} or a module it must have is missing, before anything starts. What is started
+    somewhere else (`exec`) cannot be seen from here."""
+    if recipe.exec or not uses(recipe, "python"):
         return
     if shutil.which(python) is None:
         raise UsageError(f"recipe {recipe.name}: no interpreter at {python!r}; give --set python=PATH")

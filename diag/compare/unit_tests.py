@@ -23,7 +23,7 @@ from xml.parsers import expat
 
 from atom.bench.regular_file import read_regular
 from atom.bench.rundir import write_json
-from atom.diag.compare.model import Arm
+from atom.diag.compare.model import Arm, ArmKind
 from atom.diag.compare.supervised import run_supervised
 from atom.recipes.errors import UsageError
 
@@ -34,6 +34,7 @@ __all__ = [
     "JunitError",
     "Status",
     "SuiteRun",
+    "check_command",
     "compare_suites",
     "parse_junit",
     "read_suite",
@@ -124,6 +125,11 @@ def run_unit_tests(
     facts = {"label": arm.label, "command": shlex.join(argv), "exit_status": status, "seconds": seconds}
     write_json(folder / f"{arm.label}.json", {**facts, "problem": problem})
     return read_suite(out, arm.label)
+
+
+def check_command(command: str) -> None:
+    """UsageError for a command that could not be made for any arm; before there is one."""
+    suite_command(Arm(label="x", kind=ArmKind.REF, spec="x", checkout="x", src="x"), command, Path("x"))
 
 
 def suite_command(arm: Arm, command: str, junit: Path) -> list[str]:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
+import threading
+from pathlib import Path
 
+import pytest
+
+from atom.bench.rundir import RunDirectory
+from atom.cli import ab_progress
 from atom.cli.ab_plan_tables import duration_text
 from atom.cli.ab_progress import ComparisonProgress
 from atom.cli.progress import StatusLine
@@ -89,3 +96,50 @@ def test_durations() -> None:
     assert [duration_text(one) for one in (0.2, 45, 89, 120, 5000, 5500)] == [
         *("1 s", "45 s", "89 s", "2 min", "83 min", "1 h 32 min"),
     ]
+
+
+def test_a_run_with_another_status_says_why(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    progress = ComparisonProgress(quiet=False, line=StatusLine(stream))
+    saturated = ["client saturated: its event loop used 99% of a CPU", "client saturated: its event loop was late"]
+    RunDirectory(tmp_path / "arms/main/run-1").seal("not valid", [*saturated, "lines are damaged"])
+    progress.out = tmp_path
+    ended = (result("main", 0, status=4), result("branch", 1, status=4))
+    progress.on_event(event(Event.RUN_ENDED, 1, 1, results=ended, remaining_s=None))
+    why = "client saturated; lines are damaged"
+    assert stream.getvalue() == f"pair 1/3 short 2/2: main 12 s ({why}), branch 12 s (status 4)\n"
+
+
+def test_what_keeps_an_arm_from_being_run_is_said_once() -> None:
+    stream = io.StringIO()
+    progress = ComparisonProgress(quiet=False, line=StatusLine(stream))
+    progress.problem("branch", "prepare failed\nits log")
+    lost = (
+        result("main", 0, status=ExitStatus.INTERRUPTED, stage="prepare", problem="nothing to compare it with"),
+        result("branch", 1, status=1, stage="prepare", problem="prepare failed"),
+    )
+    for number in range(2):
+        progress.on_event(event(Event.RUN_ENDED, number, 1, results=lost, remaining_s=None))
+    progress.on_event(event(Event.GIVEN_UP, 1, 1, text="branch: did not start twice: prepare failed"))
+    assert stream.getvalue().count("prepare failed") == 1
+    assert stream.getvalue().endswith("given up: branch: did not start twice: as above\n")
+
+
+def test_what_has_no_progress_of_its_own_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ab_progress, "PLAIN_PERIOD_S", 0.01)
+    stream, counted = io.StringIO(), threading.Event()
+
+    class Line(StatusLine):
+        def show(self, text: str) -> None:
+            super().show(text)
+            if "at most" in text:
+                counted.set()
+
+    progress = ComparisonProgress(quiet=False, line=Line(stream))
+    with progress.counting("main: unit tests", 120.0):
+        assert counted.wait(30)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "main: unit tests …"
+    assert re.fullmatch(r"main: unit tests … \d+ s, at most 2 min", lines[1])
+    progress.say("main: unit tests: exit status 0")
+    assert stream.getvalue().splitlines() == [*lines, "main: unit tests: exit status 0"]
