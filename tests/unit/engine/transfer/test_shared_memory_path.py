@@ -177,7 +177,7 @@ def test_no_order_of_pushes_cancellations_and_reuse_writes_where_nothing_is_expe
 
 def test_a_cancelled_push_stops_between_chunks_and_its_blocks_can_be_used_again() -> None:
     large = PoolLayout(4, "test", [Piece(0, "k", 0, 0, 1, 1 << 20)])
-    sender, receiver = SharedMemoryPath(large, Limits(chunk_bytes=64)), SharedMemoryPath(large)
+    sender, receiver = SharedMemoryPath(large, Limits(chunk_bytes=4)), SharedMemoryPath(large)
     np.frombuffer(sender.memory, np.uint8)[:] = 7
     target = np.frombuffer(receiver.memory, np.uint8)
     old = receiver.expect(Round(1, 1), [0, 1], [sender.name], deadline_s=60)
@@ -201,7 +201,7 @@ def test_a_cancelled_push_stops_between_chunks_and_its_blocks_can_be_used_again(
 
 def test_what_the_receiver_revokes_stops_at_the_sender() -> None:
     large = PoolLayout(4, "test", [Piece(0, "k", 0, 0, 1, 1 << 20)])
-    sender, receiver = SharedMemoryPath(large, Limits(chunk_bytes=64)), SharedMemoryPath(large)
+    sender, receiver = SharedMemoryPath(large, Limits(chunk_bytes=4)), SharedMemoryPath(large)
     np.frombuffer(sender.memory, np.uint8)[:] = 7
     target = np.frombuffer(receiver.memory, np.uint8)
     reception = receiver.expect(Round(1, 1), [0], [sender.name], deadline_s=60)
