@@ -17,6 +17,10 @@ _DIED: Final = re.compile(
     r"(?P<what>server|command prepare\[\d+\]) of (?:recipe|command) .{1,200}? died with (?P<status>.{1,40}?)"
     r" after [\d.]+ s(?P<when>, while it started)?(?:: .*)?; last lines of its log.*"
 )
+_UNDER_LOAD: Final = re.compile(
+    r"the server died(?:: (?P<hint>.{1,300}?) \((?P<hinted>[^()]{1,40})\)| with (?P<status>.{1,40}?))(?:;.*)?"
+)
+"""What the verdict of a load begins with, where its server died."""
 _EXCEPTION: Final = re.compile(
     r"(?:^|[\s\]:)])(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b(?=:|$)"
 )
@@ -30,11 +34,16 @@ def complaint(directory: Path, client_log: Path, status: int) -> str:
     message = _error(read_tail(client_log))
     if message is None:
         return f"the load ended with {describe_status(status)}" + (" and said nothing" if status >= 0 else "")
-    match = _DIED.fullmatch(message)
-    if match is None:
+    server_log = read_tail(directory / "server" / "server.log")
+    if (match := _UNDER_LOAD.fullmatch(message)) is not None:
+        # What a server writes last while it serves is mostly that it serves.
+        said = match["hint"] or _error_line(server_log)
+        died = f"the server died with {match['hinted'] or match['status']} under load"
+        return _short(died + (f": {said}" if said else ""))
+    if (match := _DIED.fullmatch(message)) is None:
         return _short(message)
     what, died = match["what"], f"died with {match['status']}{' while it started' if match['when'] else ''}"
-    telling = telling_line(read_tail(directory / "server" / "server.log"))
+    telling = telling_line(server_log)
     return _short(f"the {what} {died}" + (f": {telling}" if telling else "; it wrote nothing"))
 
 
@@ -48,11 +57,16 @@ def telling_line(lines: list[str]) -> str | None:
     """The line of a log that says most about why a program ended: the last exception, else the last line that speaks
     of an error, else the last one."""
     written = [line.strip() for line in lines if line.strip()]
+    return _error_line(written) or (written[-1] if written else None)
+
+
+def _error_line(lines: list[str]) -> str | None:
+    written = [line.strip() for line in lines if line.strip()]
     own = [line for line in written if not _POINTS_ELSEWHERE.search(line)]
     for pattern in (_EXCEPTION, _ERROR):
         if found := next((line for line in reversed(own) if pattern.search(line)), None):
             return re.sub(r"^(?:error|fatal): ", "", found, flags=re.I)
-    return written[-1] if written else None
+    return None
 
 
 def _error(lines: list[str]) -> str | None:

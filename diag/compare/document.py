@@ -191,7 +191,9 @@ class _View:
 def _arm(view: _View, arm: Arm) -> dict[str, Any]:
     made = [one for one in view.records.current.values() if one.arm == arm.label]
     recorded = [one for one in made if one.has_records]
-    failed = [one for one in made if not one.has_records and one.status != ExitStatus.INTERRUPTED]
+    unstarted = [one for one in made if not one.has_records and one.status != ExitStatus.INTERRUPTED]
+    broken = [one for one in recorded if one.problem is not None and one.status != ExitStatus.INTERRUPTED]
+    failed = [*unstarted, *broken]
     problems = dict.fromkeys(one.problem for one in failed if one.problem is not None)
     return {
         "label": arm.label,
@@ -209,9 +211,15 @@ def _arm(view: _View, arm: Arm) -> dict[str, Any]:
             "failed": len(failed),
             "superseded": len(_superseded(view, arm)),
         },
-        "runs_text": f"{len(recorded)} made" + (f", {len(failed)} did not start" if failed else ""),
+        "runs_text": _runs_text(len(recorded) - len(broken), len(broken), len(unstarted)),
         "problem": given_up(view.plan, view.records).get(arm.label) or next(iter(problems), None),
     }
+
+
+def _runs_text(made: int, broken: int, unstarted: int) -> str:
+    """`4 made, 2 failed under load`"""
+    told = [f"{broken} failed under load"] * bool(broken) + [f"{unstarted} did not start"] * bool(unstarted)
+    return ", ".join([f"{made} made"] * bool(made or not told) + told)
 
 
 def _superseded(view: _View, arm: Arm) -> list[str]:
@@ -378,7 +386,7 @@ def _run_evidence(view: _View, pairs: Sequence[ScoredPair], load: Load, metric: 
                     completed=None if counts is None else counts.completed,
                     requests=_asked(load),
                     value=None if score is None else score.value,
-                    censored=() if side.score is None else side.score.censored,
+                    censored=() if side.score is None else tuple(side.censored),
                     failure_class=None if failure is None else str(failure.kind),
                     failure_line=None if failure is None else failure.line,
                 )

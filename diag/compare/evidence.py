@@ -12,7 +12,7 @@ import numpy as np
 
 from atom.diag.compare.journal import DonePair
 from atom.diag.compare.model import MatchedRun, RunResult
-from atom.diag.compare.scores import RunScore, Score, score_matched, score_run
+from atom.diag.compare.scores import LOAD_ENDED, RunScore, Score, score_matched, score_run
 from atom.diag.compare.statistics import Effects, effects_of
 from atom.recipes.errors import AtomError, ExitStatus
 
@@ -40,7 +40,9 @@ class Side:
         """Why it can be no winner."""
         if self.score is None:
             return [self.problem or "nothing was recorded"]
-        return list(self.score.censored)
+        if self.problem is None:
+            return list(self.score.censored)
+        return [self.problem, *(one for one in self.score.censored if one != LOAD_ENDED)]
 
     def metric(self, name: str) -> Score | None:
         return None if self.score is None else self.score.metrics.get(name)

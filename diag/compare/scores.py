@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -26,7 +26,9 @@ from atom.diag.compare.recorded import Recorded, read_recorded
 from atom.diag.compare.window import Window, common_windows
 from atom.diag.server_captures import read_scrapes
 
-__all__ = ["RunScore", "Score", "censored", "score_matched", "score_run"]
+__all__ = ["LOAD_ENDED", "RunScore", "Score", "censored", "score_matched", "score_run"]
+
+LOAD_ENDED: Final = "the load ended early"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def censored(run: Path | Recorded) -> list[str]:
     if run.server_gone is not None:
         reasons.append(run.server_gone)
     elif run.interrupted:
-        reasons.append("the load ended early")
+        reasons.append(LOAD_ENDED)
     elif not run.ended:
         reasons.append("the load did not come to its end")
     if counts.failed and run.planned is not None:

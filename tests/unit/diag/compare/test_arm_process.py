@@ -147,6 +147,34 @@ def test_prepare_is_named(tmp_path: Path) -> None:
     )
 
 
+ROUTINE = "INFO: listening on http://127.0.0.1:8000\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "server", "problem"),
+    [
+        ("died with exit status 3", ROUTINE, "the server died with exit status 3 under load"),
+        (
+            "died with exit status 3; it last wrote: INFO: listening",
+            "",
+            "the server died with exit status 3 under load",
+        ),
+        (
+            "died with exit status 3; it last wrote: INFO: listening; 20 of 30 requests failed",
+            f"{ROUTINE}ValueError: no block is free\n{ROUTINE}",
+            "the server died with exit status 3 under load: ValueError: no block is free",
+        ),
+        (
+            "died: EngineCore 0 was killed by SIGKILL (exit status 1); 3 of 4 requests failed",
+            ROUTINE,
+            "the server died with exit status 1 under load: EngineCore 0 was killed by SIGKILL",
+        ),
+    ],
+)
+def test_a_server_that_died_under_load(tmp_path: Path, said: str, server: str, problem: str) -> None:
+    assert complaint(*run_of(tmp_path, f"failed: the server {said}\n", server), 1) == problem
+
+
 @pytest.mark.parametrize(
     ("said", "status", "problem"),
     [
