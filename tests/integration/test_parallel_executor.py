@@ -165,6 +165,28 @@ def test_the_same_as_one_process(
     assert len(many.info["worker_pids"]) == tp_size * pp_size
 
 
+def test_a_long_pipeline_with_aborts_and_single_tokens(tmp_path: Path) -> None:
+    """Tokens that nobody waits for any more are taken from the connection all the same."""
+    folder = write_checkpoint(tmp_path / "model", MODELS["llama"])
+
+    def outputs(pp_size: int) -> dict[int, list[int]]:
+        draw = random.Random(1)
+        result = Run()
+        with core_of(config(folder, pp_size=pp_size)) as core:
+            for seq_id in range(120):
+                prompt = [draw.randrange(3, VOCAB_SIZE) for _ in range(draw.randrange(1, 30))]
+                params = SamplingParams(max_tokens=draw.choice([1, 1, 1, 30]), ignore_eos=True, temperature=0.0)
+                add(core, seq_id, (prompt, params))
+                step(core, result)
+                if seq_id % 7 == 6:
+                    core.abort([seq_id - 3, seq_id - 1])
+            finish(core, result)
+            assert core.check_integrity()["used"] == 0
+        return {seq_id: tokens for seq_id, tokens in result.tokens.items() if seq_id % 7 not in (3, 5)}
+
+    assert outputs(4) == outputs(1)
+
+
 def test_a_killed_worker_ends_the_run_and_the_others(tiny_llama: Path) -> None:
     with core_of(config(tiny_llama, tp_size=2)) as core:
         for seq_id in range(4):
