@@ -139,3 +139,4 @@ class CopyWorker:
                     if self._closing:
                         job.stop()
                     self._jobs.append(job)
+            del job  # or the last one's pool stays mapped while there is nothing to do

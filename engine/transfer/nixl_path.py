@@ -109,7 +109,7 @@ class NixlLink:
             max_bytes=self._path.limits.chunk_bytes,
             max_segments=self._path.limits.max_segments,
         )
-        self.jobs.append(job)
+        self.jobs = [job, *(job for job in self.jobs if not job.quiescent)]
         return job
 
 

@@ -79,7 +79,7 @@ class _Outgoing(SocketLink):
     def start(self, plan: Plan) -> CopyJob:
         assert self._pool is not None
         job = self._path.copy(plan, self._pool, self)
-        self._jobs.append(job)
+        self._jobs = [job, *(job for job in self._jobs if not job.quiescent)]
         return job
 
     def take_welcome(self) -> None:
@@ -96,6 +96,12 @@ class _Outgoing(SocketLink):
             self._pool = RemotePool(fds[0], remote.memory_bytes, remote.marks_offset, remote.layout.num_blocks)
         except (OSError, ValueError) as error:
             self.lose(f"cannot map the receiver's pool: {error}")
+
+    def close(self) -> None:
+        """Lets go of the pool at once: of a receiver that was killed, this is what its memory lives by."""
+        super().close()
+        self._pool = None
+        self._jobs.clear()
 
     def give_up_if_late(self, now_s: float) -> None:
         if self._pool is None and now_s >= self._until:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -276,6 +278,35 @@ def test_another_hosts_pool_is_refused(pair: tuple[SharedMemoryPath, SharedMemor
         other = encode(msgspec.structs.replace(description, **change))
         with pytest.raises(ConfigError, match=said):
             sender.push(Round(1, 1), [0], other, [0], deadline_s=1)
+
+
+def test_nothing_grows_with_the_number_of_transfers(pair: tuple[SharedMemoryPath, SharedMemoryPath]) -> None:
+    sender, receiver = pair
+    for epoch in range(100):
+        reception = receiver.expect(Round(1, epoch), [epoch % BLOCKS], [sender.name], deadline_s=60)
+        push = sender.push(Round(1, epoch), [0], receiver.description, [epoch % BLOCKS], deadline_s=60)
+        wait(lambda push=push, reception=reception: push.quiescent and reception.quiescent, sender, receiver)
+    (link,) = sender._outgoing.values()
+    kept = [sender._pushes, receiver._receptions, receiver._blocks_in_use, link._unsent, sender._ending]
+    assert [len(things) for things in kept] == [0] * len(kept)
+    assert len(link._jobs) <= 1
+    assert not receiver._marks.any()
+
+
+def test_the_memory_of_a_receiver_that_is_gone_is_let_go(pair: tuple[SharedMemoryPath, SharedMemoryPath]) -> None:
+    sender, _ = pair
+    receiver = SharedMemoryPath(LAYOUT)
+    receiver.expect(Round(1, 1), [0], [sender.name], deadline_s=60)
+    sender.push(Round(1, 1), [0], receiver.description, [0], deadline_s=60)
+    wait(lambda: not sender._pushes and not receiver._receptions, sender, receiver)
+    pool = weakref.ref(sender._outgoing[receiver.name]._pool)
+    assert receiver.close()
+    gc.disable()  # as an engine may have it
+    try:
+        wait(lambda: not sender._outgoing and not sender._ending, sender)
+        wait(lambda: pool() is None)
+    finally:
+        gc.enable()
 
 
 def test_strangers_are_not_let_in(pair: tuple[SharedMemoryPath, SharedMemoryPath]) -> None:
