@@ -66,11 +66,25 @@ def _troubles(document: Document) -> Iterator[Table]:
     if document["validity"] in ("not valid", "failed") and document["reasons"]:
         word = "NOT VALID" if document["validity"] == "not valid" else "FAILED"
         notes += [f"{word}: {reason}" for reason in document["reasons"]]
+        notes += _advice(document)
     if document["confounded"]:
         notes.append("CONFOUNDED: more than the compared thing differs between the arms")
         notes += [f"  {line}" for line in document["confounded"]]
     if notes:
         yield Table("", (), (), notes)
+
+
+def _advice(document: Document) -> Iterator[str]:
+    """What would make evidence of it, where that is for a person to change."""
+    if not any("client saturated" in reason for reason in document["reasons"]):
+        return
+    plan = document["plan"]
+    if all(arm["kind"] == "recorded" for arm in plan["arms"]):
+        yield "What helps: records of a client that keeps up; a comparison says nothing of runs whose client did not"
+        return
+    apart = all(half["client_cpus"] for half in plan["placement"]["halves"])
+    where = "--cpus with more CPUs in each half" if apart else "a machine with more CPUs, for clients of their own"
+    yield f"What helps: fewer streams (--load '… --max-concurrency N'), more client processes (--workers N), or {where}"
 
 
 # ---- end-to-end pairs

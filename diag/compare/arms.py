@@ -72,7 +72,10 @@ def resolve_arm(
     label, rest = (match[1], match[2]) if (match := _LABEL.fullmatch(spec)) else (None, spec)
     if label is not None and label in taken:
         raise UsageError(f"{spec!r}: another arm is called {label} already; give this one another label")
-    found = _find(rest, repo)
+    try:
+        found = _find(rest, repo)
+    except UsageError as error:
+        raise UsageError(_bad_label(rest, repo) or str(error)) from None
     common: dict[str, Any] = {
         "spec": spec,
         "role": role,
@@ -90,6 +93,18 @@ def resolve_arm(
     if sha is not None:
         arm = replace(arm, provenance={**arm.provenance, "sha": _stated(arm, sha), "sha_from": "--arm-sha"})
     return replace(arm, label=label or _free_label(found.label, taken))
+
+
+def _bad_label(spec: str, repo: Path | None) -> str | None:
+    """What is wrong with the label, where the rest of a spec that stands for nothing stands for something."""
+    label, equals, rest = spec.partition("=")
+    if not equals or not rest or _PREFIX.fullmatch(spec) or "://" in label:
+        return None
+    try:
+        _find(rest, repo)
+    except UsageError:
+        return None
+    return f"{label!r} is no label; one has letters, digits, '.', '_' and '-', at most 64, the first a letter or digit"
 
 
 def _find(spec: str, repo: Path | None) -> Arm:

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from atom.cli import ab_compare as command
+from atom.cli.ab_tables import comparison_tables
 from atom.cli.dispatch import main
+from atom.cli.render import markdown
 from atom.diag.compare.conductor import Conductor
 from atom.diag.compare.journal import Journal
 from atom.diag.compare.plan import Plan
@@ -188,6 +190,23 @@ def test_pairs_that_are_gone_are_made_again(
     assert main(["ab-compare", "--resume", str(out)]) == ExitStatus.OK
     assert "nothing left to do" not in capsys.readouterr().err
     assert len((out / "runs.jsonl").read_text().splitlines()) == len(before)
+
+
+def test_a_saturated_client_comes_with_what_helps(tmp_path: Path, recorded: list[str]) -> None:
+    out = tmp_path / "out"
+    assert main(["ab-compare", *recorded, "--output-dir", str(out)]) == ExitStatus.OK
+    told = json.loads((out / "summary.json").read_text())
+    assert "What helps" not in markdown(comparison_tables(told))
+    told |= {"validity": "not valid", "reasons": ["load: client saturated in 1 of 4 runs, main's run-1"]}
+    assert "What helps: records of a client that keeps up" in markdown(comparison_tables(told))
+    told["plan"]["arms"][0]["kind"] = "ref"
+    half = told["plan"]["placement"]["halves"][0]
+    for client_cpus, where in (([], "a machine with more CPUs"), ([1], "--cpus with more CPUs in each half")):
+        half["client_cpus"] = client_cpus
+        advice = next(line for line in markdown(comparison_tables(told)).splitlines() if "What helps" in line)
+        assert "fewer streams" in advice
+        assert "--workers N" in advice
+        assert where in advice
 
 
 def _interrupt(*_: object, **__: object) -> None:

@@ -110,6 +110,20 @@ def test_refs(repo: Path, recipe: str) -> None:
     assert resolve_arm("branch", role="head", repo=repo, taken=["branch"]).label == "branch-2"
 
 
+@pytest.mark.parametrize("label", ["../../x", "", "-x", "a b", "é", "x" * 65])
+def test_what_is_no_label_is_called_that(repo: Path, label: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve_arm(f"{label}=main", role="base", repo=repo)
+    assert str(caught.value).startswith(f"{label!r} is no label; one has letters, digits, ")
+
+
+def test_a_ref_may_have_an_equals_sign(repo: Path) -> None:
+    git(repo, "branch", "a/b=main")
+    assert resolve_arm("a/b=main", role="base", repo=repo).provenance["ref"] == "a/b=main"
+    with pytest.raises(UsageError, match="'a/b=gone'"):
+        resolve_arm("a/b=gone", role="base", repo=repo)
+
+
 def test_the_working_tree(repo: Path) -> None:
     write(repo, {"new": "untracked"})
     arm = resolve_arm(".", role="head", repo=repo)
