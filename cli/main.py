@@ -6,6 +6,7 @@ and because libraries need descriptors 0 to 2 to be open.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -36,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, b"interrupted\n")
     os._exit(_INTERRUPTED)
 
 

@@ -260,3 +260,9 @@ def test_small_parsers() -> None:
     assert parse_rate("2.5") == 2.5
     assert parse_percentiles("50, 99.9") == [50.0, 99.9]
     assert parse_pairs("--header", ["A=b=c", "X: y"], "=:") == {"A": "b=c", "X": "y"}
+
+
+def test_ctrl_c_before_a_command_is_there_is_said() -> None:
+    code = "import os, signal; from atom.cli.main import _leave; signal.signal(2, _leave); os.kill(os.getpid(), 2)"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
