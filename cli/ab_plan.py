@@ -82,6 +82,7 @@ def plan_of(request: Request) -> Plan:
         extras={
             **_extras(request, arms, comparisons, loads),
             "notes": _notes(request, arms, loads, declared, placement),
+            **({} if recorded else {"outputs_text": _outputs_text(request, loads)}),
         },
     )
 
@@ -205,13 +206,13 @@ def _loads(
         suite = default_suite(gpus=int(gpus), own_servers=own)
         given = suite_loads(suite)
     loads = [_same_markers(_declared(load, request), request.seed) for load in _told_apart(given)]
+    if not own:
+        loads = [load if load.recipe is not None else replace(load, recipe=SIMULATED) for load in loads]
     loads = _probed(loads, request.probe_outputs)
     if request.gc and not any(load.section == "gc" for load in loads):
         loads.append(_long_run(own, gpus))
     if request.accuracy is not None:
         loads.append(_accuracy(request, own))
-    if not own:
-        loads = [load if load.recipe is not None else replace(load, recipe=SIMULATED) for load in loads]
     return loads, suite
 
 
@@ -223,6 +224,18 @@ def _probed(loads: list[Load], count: int) -> list[Load]:
     return [
         replace(load, options={**load.options, "probe-outputs": count}) if load is able[-1] else load for load in loads
     ]
+
+
+def _outputs_text(request: Request, loads: Sequence[Load]) -> str:
+    """Which load asks for greedy outputs, or why none does."""
+    asking = [load for load in loads if load.options.get("probe-outputs")]
+    if asking:
+        return "; ".join(f"{load.options['probe-outputs']} prompts after {load.name}" for load in asking)
+    if not request.probe_outputs:
+        return "not asked for (--probe-outputs 0)"
+    if any(load.section == "load" and load.recipe == SIMULATED for load in loads):
+        return "not asked for: the simulated executor computes no text"
+    return f"not asked for: only loads of {', '.join(_PROBED)} do that"
 
 
 def _told_apart(loads: Sequence[Load]) -> list[Load]:

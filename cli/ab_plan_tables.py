@@ -14,7 +14,7 @@ from atom.diag.compare.model import Arm, ArmKind, Load
 from atom.diag.compare.plan import Plan
 from atom.recipes.cpus import format_cpus
 
-__all__ = ["duration_text", "plan_tables"]
+__all__ = ["commit_text", "duration_text", "plan_tables"]
 
 MOST_SHOWN: Final = 12
 """Pairs of the schedule."""
@@ -50,9 +50,11 @@ def _facts(plan: Plan) -> Iterator[list[str]]:
     seconds = plan.expected_seconds()
     yield ["expected time", "not known" if seconds is None else f"about {duration_text(seconds)}"]
     if plan.deadline_s is not None:
-        yield ["deadline", f"{duration_text(plan.deadline_s)}: no pair begins that would not end by then"]
+        yield ["deadline", _deadline(plan, plan.deadline_s)]
     for gate in plan.gates:
         yield ["gate", _gate(gate)]
+    if (outputs := plan.extras.get("outputs_text")) is not None:
+        yield ["greedy outputs", str(outputs)]
     for name in ("tests", "accuracy", "gc"):
         if (text := plan.extras.get(f"{name}_text")) is not None:
             yield [name, str(text)]
@@ -61,6 +63,19 @@ def _facts(plan: Plan) -> Iterator[list[str]]:
             yield [f"confounded, {key}", str(line)]
     for note in plan.extras.get("notes") or []:
         yield ["note", str(note)]
+
+
+def _deadline(plan: Plan, deadline_s: float) -> str:
+    limit = duration_text(deadline_s)
+    told = f"{limit}: no pair begins that would not end by then"
+    times = {pair.key: [plan.seconds_of(run) for run in pair.runs] for pair in plan.schedule}
+    pairs = [None if None in one else sum(filter(None, one)) for one in times.values()]
+    known = [one for one in pairs if one is not None]
+    if pairs and len(known) < len(pairs):
+        return f"{told}; time per pair not known: the first one of a load may exceed {limit}"
+    if known and min(known) > deadline_s:
+        return f"{told}, and a pair takes about {duration_text(min(known))}"
+    return told
 
 
 def _half(plan: Plan) -> Iterator[str]:
@@ -87,13 +102,17 @@ def _gate(gate: Mapping[str, Any]) -> str:
 def _arms(plan: Plan) -> Table:
     rows, notes = [], []
     for arm in plan.arms:
-        sha = str(arm.provenance.get("sha") or "")[:12]
         changes = "; ".join(_changes(arm)) or "–"
-        rows.append(
-            [arm.label, arm.role, arm.spec, sha + (" + changes" if arm.provenance.get("dirty") else ""), changes]
-        )
+        rows.append([arm.label, arm.role, arm.spec, commit_text(arm.provenance), changes])
         notes += [f"{arm.label}: {note}" for note in arm.provenance.get("notes") or []]
     return Table("arms", ("arm", "role", "source", "commit", "of its own"), rows, notes, text_columns=(1, 2, 3, 4))
+
+
+def commit_text(facts: Mapping[str, Any]) -> str:
+    """Of an arm: its commit, or that of the working tree below its changes, whose own one nobody else knows."""
+    if facts.get("dirty"):
+        return f"{str(facts.get('head') or facts.get('sha') or '')[:12]} + changes"
+    return str(facts.get("sha") or "")[:12]
 
 
 def _changes(arm: Arm) -> Iterator[str]:

@@ -15,7 +15,7 @@ from atom.bench.rundir import RunDirectory
 from atom.cli.ab_plan_tables import duration_text
 from atom.cli.progress import TERMINAL_PERIOD_S, StatusLine
 from atom.diag.compare.arm_process import ArmProgress
-from atom.diag.compare.conductor import Event, Progress
+from atom.diag.compare.conductor import LATE, Event, Progress
 from atom.diag.compare.model import RunResult
 from atom.recipes.errors import AtomError, ExitStatus
 
@@ -37,6 +37,7 @@ class ComparisonProgress:
         self._quiet = quiet
         self._line = line or StatusLine(sys.stderr)
         self._now: Progress | None = None
+        self._late = False
         self._arms: dict[int, ArmProgress] = {}
         self._shown = time.monotonic()
         self._told: set[str] = set()
@@ -88,6 +89,10 @@ class ComparisonProgress:
             what = "given up" if progress.event is Event.GIVEN_UP else f"{progress.pair.load}: decided"
             text = self._shortened(progress.text)
             self.say(f"{what}: {text}" if progress.event is Event.GIVEN_UP else f"{what} {text}")
+        elif progress.event is Event.SKIPPED and progress.text == LATE and not self._late:
+            self._late = True
+            number = f"pair {min(progress.done + 1, progress.total)}/{progress.total} {progress.pair.load}"
+            self.say(f"deadline: {number} is left out, and whatever else would not end before it")
         elif progress.event is Event.COOLING and self._line.terminal and not self._quiet:
             self._line.show(f"{_where(progress)}  cooling down, {progress.text}")
 

@@ -99,7 +99,7 @@ class ComparisonRun:
             self._broken_off(error)
         finally:
             self._progress.close()
-        return self._finish(_ended(ending), ending.text)
+        return self._finish(_ended(ending), self._told(ending, deadline_s))
 
     # ---- before
 
@@ -240,6 +240,15 @@ class ComparisonRun:
             self._run_dir.seal(Validity.FAILED, [text.partition("\n")[0]])
         room = " once there is room" if _lacks_room(error) else ""
         raise RunError(f"{text}; --resume {self._run_dir.path} goes on with it{room}") from error
+
+    def _told(self, ending: Ending, deadline_s: float | None) -> str:
+        """How it ended. `deadline 5 s: 1 of 3 pairs made, took 49 s`"""
+        if ending.reason is not EndReason.DEADLINE or deadline_s is None or self._deadline_ns is None:
+            return ending.text
+        made = len(read_records(self._run_dir.path).done(self.plan))
+        took = (time.monotonic_ns() - self._deadline_ns) / 1e9 + deadline_s
+        told = f"{made} of {made + len(ending.left_out)} pairs made, took {duration_text(took)}"
+        return ". ".join([f"deadline {duration_text(deadline_s)}: {told}", *ending.text.split(". ")[1:]])
 
     def _interrupted(self, place: RunPlace | None, *, started: bool) -> None:
         """What was recorded is shown; the exit status says what ended it."""

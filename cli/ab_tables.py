@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from atom.cli.ab_causal_tables import causal_tables
+from atom.cli.ab_plan_tables import commit_text
 from atom.cli.ab_section_tables import (
     accuracy_section_tables,
     api_process_section_tables,
@@ -34,10 +35,11 @@ def comparison_tables(document: Document, *, width: int = 10_000, location: str 
     tables += [*_troubles(document), *causal_tables(document)]
     tables += _pair_tables(document, width)
     for load in document["loads"]:
-        tables += _metric_tables(load, width)
+        tables += _metric_tables(load, document, width)
     tables += _sections(document, width)
     tables += [*_arm_tables(document), *_difference_tables(document), *_gate_tables(document), *_scope_tables(document)]
-    if notes := [*document["notes"], *([f"report: {location}"] if location is not None else [])]:
+    told = [note for note in document["notes"] if note not in tables[0].lead]
+    if notes := [*told, *([f"report: {location}"] if location is not None else [])]:
         tables.append(Table("", (), (), notes))
     return [table for table in tables if table.rows or table.lead or table.notes]
 
@@ -48,6 +50,8 @@ def verdict_lines(document: Document) -> list[str]:
     lines = [*map(_crossed, document["cross"]), *lines]
     if document.get("headline"):
         lines = [document["headline"], *lines]
+    if document["ended"] == "deadline":
+        lines.append(document["ended_text"])
     return lines or ["nothing was compared"]
 
 
@@ -97,12 +101,12 @@ def _pair_tables(document: Document, width: int) -> list[Table]:
         own = [load for load in document["loads"] if (load["base"], load["head"]) == (base, head) and load["pairs"]]
         if not own:
             continue
-        names = (_short(base, "base"), _short(head, "head"))
+        names, short = _names(base, head, document), _names(base, head, document, NARROW_LABEL)
         found = [_pair_table(own, names, document)]
         if table_width(found[0]) > width:
-            found = [_pair_table(own, ("base", "head"), document)]
+            found = [_pair_table(own, short, document)]
         if table_width(found[0]) > width:
-            found = [_pair_table([load], ("base", "head"), document, alone=True) for load in own]
+            found = [_pair_table([load], short, document, alone=True) for load in own]
         tables += found
     return tables
 
@@ -152,70 +156,91 @@ def _raw(side: Mapping[str, Any], name: str) -> str:
 # ---- metrics
 
 
-def _metric_tables(load: Mapping[str, Any], width: int) -> list[Table]:
+def _metric_tables(load: Mapping[str, Any], document: Document, width: int) -> list[Table]:
     """Primary metric first. A narrow terminal has no Δ, and noise floors and the rest of a verdict below the table."""
     metrics = [metric for metric in load["metrics"].values() if metric["primary"] or metric["pairs"]]
     metrics.sort(key=lambda metric: not metric["primary"])
     if not any(metric["pairs"] for metric in metrics):
         return []
-    table = _metric_table(load, metrics, wide=True)
+    table = _metric_table(load, metrics, document, wide=True)
     if table_width(table) > width:
-        table = _metric_table(load, metrics, wide=False)
+        table = _metric_table(load, metrics, document, wide=False)
     return [table]
 
 
 _FAMILIES: Final = (
     "two families, each wrong in at most 5% of comparisons without a difference: what decides, and everything else"
 )
+_CONFOUNDED: Final = "confounded: "
+_INDICATIVE: Final = "indicative: "
 
 
-def _metric_table(load: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], *, wide: bool) -> Table:
+def _metric_table(
+    load: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], document: Document, *, wide: bool
+) -> Table:
     pairs = sum(pair["complete"] for pair in load["pairs"])
     count = f"{pairs} pair" + ("" if pairs == 1 else "s")
     title = f"{load['load']}: {load['base']} → {load['head']}, {count} · {load['shape']}"
-    most = LONGEST_LABEL if wide else NARROW_LABEL
-    columns = ["metric", _short(load["base"], "base", most), _short(load["head"], "head", most)]
-    columns += [*(["Δ"] if wide else []), "Δ %", "95% CI (%)", *(["noise\nfloor (%)"] if wide else []), "verdict"]
-    rows = [_metric_row(metric, wide) for metric in metrics]
-    notes = [*load["remarks"], *([] if wide else _below(metrics)), f"{PRIMARY}decides: declared before anything ran"]
-    if len(metrics) > 1:
+    marks = [mark for mark in (_CONFOUNDED, _INDICATIVE) if all(mark in one["short"] for one in metrics)]
+    floors = wide and any(one["noise_floor_pct"] is not None for one in metrics)
+    columns = ["metric", *_names(load["base"], load["head"], document, LONGEST_LABEL if wide else NARROW_LABEL)]
+    columns += [*(["Δ"] if wide else []), "Δ %", "95% CI (%)", *(["noise\nfloor (%)"] if floors else [])]
+    columns.append("\n".join([*(mark.rstrip(": ") + "," for mark in marks), "verdict"]))
+    rows = [_metric_row(metric, marks, wide=wide, floor=floors) for metric in metrics]
+    said = [f"{_CENSORED}{line}" for line in load["censored"]] if _lists_reasons(document) else []
+    notes = [one for one in load["remarks"] if one not in said]
+    notes += [*([] if wide else _below(metrics, marks)), f"{PRIMARY}decides: declared before anything ran"]
+    if len(metrics) > 1 and not any(one["word"] == "censored" for one in metrics):
         notes.append(_FAMILIES)
-    notes += ["* confounded: the arms differ in more than one thing"] if metrics[0]["word"] == "confounded" else []
+    if _CONFOUNDED in marks:
+        notes.append("confounded: the arms differ in more than one thing")
+    if _INDICATIVE in marks:
+        notes.append("indicative: of one pair, which does not show how much pairs scatter")
     return Table(title, columns, rows, notes, text_columns=(len(columns) - 1,))
 
 
-def _metric_row(metric: Mapping[str, Any], wide: bool) -> list[str]:
+_CENSORED: Final = "censored: "
+
+
+def _lists_reasons(document: Document) -> bool:
+    """Whether what is censored stands at the top already."""
+    return document["validity"] == "not valid" and not any("more like these" in one for one in document["reasons"])
+
+
+def _metric_row(metric: Mapping[str, Any], marks: Sequence[str], *, wide: bool, floor: bool) -> list[str]:
     name = f"{PRIMARY if metric['primary'] else ''}{metric['title']} ({metric['unit']})"
     cells = [name, number(metric["base"]), number(metric["head"])]
     cells += [signed(metric["delta"])] if wide else []
-    cells += [signed_percent(metric["delta_pct"]), _interval(metric["ci_pct"])]
-    return [*cells, _floor(metric), _verdict(metric["short"])] if wide else [*cells, _verdict(_word(metric))]
+    cells += [signed_percent(metric["delta_pct"]), _interval(metric["ci_pct"]), *([_floor(metric)] if floor else [])]
+    text = _unmarked(metric["short"], marks)
+    return [*cells, text if wide else _word(metric, text)]
 
 
-def _word(metric: Mapping[str, Any]) -> str:
-    """The verdict in a narrow column."""
-    if metric["word"] != "confounded":
-        return str(metric["word"])
-    return "confounded: " + ("indicative" if "indicative" in metric["short"] else str(metric["finding"]))
+def _unmarked(text: str, marks: Sequence[str]) -> str:
+    """Without what the head of the column says of all."""
+    for mark in marks:
+        text = text.replace(mark, "", 1)
+    return text
 
 
-def _verdict(text: str) -> str:
-    """That everything is confounded stands above; here is a mark."""
-    return f"{text.removeprefix('confounded: ')} *" if text.startswith("confounded: ") else text
+def _word(metric: Mapping[str, Any], text: str) -> str:
+    """The verdict in a narrow column: what the figures say, without the rest of it."""
+    finding = metric["finding"]
+    return text if finding is None else text[: text.index(finding) + len(finding)]
 
 
-def _below(metrics: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _below(metrics: Sequence[Mapping[str, Any]], marks: Sequence[str]) -> Iterator[str]:
     """What has no room in a narrow table. That a secondary metric needs more pairs is in the wide one alone."""
     floors = [f"{one['title']} {_floor(one)}%" for one in metrics if one["noise_floor_pct"] is not None]
     if floors:
         yield f"noise floor of A/A pairs: {', '.join(floors)}"
+    told: dict[str, list[str]] = {}
     for one in metrics:
-        if (
-            one["short"] != one["word"]
-            and one["word"] != "confounded"
-            and (one["primary"] or one["finding"] != "inconclusive")
-        ):
-            yield f"{one['title']}: {_verdict(one['short'])}"
+        text = _unmarked(one["short"], marks)
+        if text != _word(one, text) and (one["primary"] or one["finding"] != "inconclusive"):
+            told.setdefault(text, []).append(one["title"])
+    for text, titles in told.items():
+        yield f"{', '.join(titles)}: {text}"
 
 
 def signed(value: float | None) -> str:
@@ -252,8 +277,7 @@ def _floor(metric: Mapping[str, Any]) -> str:
 def _arm_tables(document: Document) -> list[Table]:
     rows, notes = [], []
     for arm in document["arms"]:
-        sha = (arm.get("sha") or "")[:12] + (" + changes" if arm.get("dirty") else "")
-        rows.append([arm["label"], arm["role"], sha or "–", arm["runs_text"]])
+        rows.append([arm["label"], arm["role"], commit_text(arm) or "–", arm["runs_text"]])
         if arm.get("problem"):
             notes.append(f"FAILED: {arm['label']}: {arm['problem']}")
         told = arm.get("subject") or (arm["spec"] if arm["spec"] != arm["label"] else None)
@@ -309,6 +333,14 @@ def _sections(document: Document, width: int) -> list[Table]:
     return tables
 
 
-def _short(label: str, role: str, most: int = LONGEST_LABEL) -> str:
-    """A label as the head of a column; one that is too long for it is called by its role."""
+def _names(base: str, head: str, document: Document, most: int = LONGEST_LABEL) -> tuple[str, str]:
+    """Labels as heads of columns. Of two arms one that is too long is called by its role; among more, where another one
+    may be the head, by its beginning."""
+    if len(document["arms"]) <= 2:
+        return _short(base, "base", most), _short(head, "head", most)
+    one, other = (label if len(label) <= most else f"{label[: most - 1]}…" for label in (base, head))
+    return (one, other) if one != other else ("base", "other")
+
+
+def _short(label: str, role: str, most: int) -> str:
     return label if len(label) <= most else role

@@ -25,6 +25,7 @@ from atom.diag.compare.plan import Pair, Plan, Stream
 from atom.recipes.errors import ExitStatus
 
 __all__ = [
+    "LATE",
     "Clock",
     "Conductor",
     "Decide",
@@ -39,6 +40,9 @@ __all__ = [
 
 _START_FAILURES: Final = 2
 """In a row, until an arm is given up."""
+
+LATE: Final = "it would not end before the deadline"
+"""Why a pair is skipped for want of time."""
 
 
 class Clock(Protocol):
@@ -172,7 +176,7 @@ class Conductor:
                 self._tell(Event.SKIPPED, pair, text=reason)
             elif not self._in_time(pair):
                 self._late.append(pair)
-                self._tell(Event.SKIPPED, pair, text="it would not end before the deadline")
+                self._tell(Event.SKIPPED, pair, text=LATE)
             else:
                 self._make(pair)
                 self._look(pair, announce=True)

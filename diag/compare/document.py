@@ -80,7 +80,7 @@ def document(out: Path) -> dict[str, Any]:
         "confounded": list(dict.fromkeys(line for one in plan.comparisons for line in view.confounded(one))),
         "gates": gates,
         "scope": _scope(view, run),
-        "notes": _notes(view, run, loads),
+        "notes": [*_notes(view, run, loads), *_outputs_notes(view.plan, loads, sections["outputs"])],
     }
     result["verdict"] = _word(loads)
     result["status"] = int(comparison_status(result))
@@ -312,6 +312,20 @@ def _outputs(view: _View) -> list[dict[str, Any]] | None:
                 names = {"load": load.name, "base": comparison.base, "head": comparison.head}
                 told.append({**names, **found.as_dict()})
     return told or None
+
+
+def _outputs_notes(
+    plan: Plan, loads: Sequence[Mapping[str, Any]], told: Sequence[Mapping[str, Any]] | None
+) -> Iterator[str]:
+    """Why there are none."""
+    asking = [load.name for load in plan.loads if load.options.get("probe-outputs")]
+    if not asking and (text := plan.extras.get("outputs_text")) is not None:
+        yield f"greedy outputs: {text}"
+    known = {(one["load"], one["head"]) for one in told or ()}
+    for load in loads:
+        if load["load"] in asking and load["pairs"] and (load["load"], load["head"]) not in known:
+            arms = f"{load['base']} and {load['head']}"
+            yield f"{load['load']}: greedy outputs: no prompt was answered in every run of {arms}"
 
 
 def _answers(pairs: Sequence[ScoredPair], side: int) -> list[Mapping[int, Output]]:

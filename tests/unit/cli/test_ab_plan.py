@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +236,34 @@ def test_markers_of_agentic_prompts_are_the_same_in_all_runs() -> None:
     assert first == second != other
     own = plan("simulated", "head=embedded", load=[f"{load} --cache-bust-nonce mine"])
     assert own.loads[0].options["cache-bust-nonce"] == "mine"
+
+
+SMALL = "random --input-len 64 --output-len 8 --max-concurrency 4 --num-prompts 8"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "not asked for: the simulated executor computes no text"),
+        ({"load": [f"small={SMALL} --recipe embedded"]}, "4 prompts after small"),
+        ({"probe_outputs": 0}, "not asked for (--probe-outputs 0)"),
+    ],
+)
+def test_whether_greedy_outputs_are_compared_is_in_the_plan(repo: Path, given: dict[str, Any], told: str) -> None:
+    found = plan("main", "other=main", **{"repo": repo, "load": [SMALL], **given})
+    assert ["greedy outputs", told] in plan_tables(found)[0].rows
+
+
+@pytest.mark.parametrize(
+    ("load", "told"),
+    [
+        ({}, "; time per pair not known: the first one of a load may exceed 5 s"),
+        ({"seconds": 1.0}, ""),
+        ({"seconds": 60.0}, ", and a pair takes about 4 min"),
+    ],
+)
+def test_a_deadline_says_what_it_cannot_promise(repo: Path, load: dict[str, Any], told: str) -> None:
+    found = plan("main", "other=main", repo=repo, load=[SMALL], deadline="5s", placement="serial")
+    found = replace(found, loads=tuple(replace(one, **load) for one in found.loads))
+    (row,) = (row for row in plan_tables(found)[0].rows if row[0] == "deadline")
+    assert row[1] == f"5 s: no pair begins that would not end by then{told}"

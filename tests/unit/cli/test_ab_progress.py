@@ -15,7 +15,7 @@ from atom.cli.ab_plan_tables import duration_text
 from atom.cli.ab_progress import ComparisonProgress
 from atom.cli.progress import StatusLine
 from atom.diag.compare.arm_process import ArmProgress
-from atom.diag.compare.conductor import Event, Progress
+from atom.diag.compare.conductor import LATE, Event, Progress
 from atom.diag.compare.model import ArmRun, MatchedRun, Purpose, RunResult
 from atom.diag.compare.plan import Pair
 from atom.recipes.errors import ExitStatus
@@ -82,6 +82,17 @@ def test_a_terminal_has_both_loads_in_one_line() -> None:
     last = stream.getvalue().rpartition("\r")[2]
     assert "pair 1/3 short 1/2  main: 5/9   branch: server starts   3 min left" in last
     assert "\n" not in stream.getvalue()
+
+
+def test_the_deadline_is_said_once_at_the_moment_of_giving_up() -> None:
+    stream = io.StringIO()
+    progress = ComparisonProgress(quiet=False, line=StatusLine(stream))
+    for index in (0, 1):
+        progress.on_event(event(Event.SKIPPED, index, 1, text=LATE))
+    progress.on_event(event(Event.SKIPPED, 0, 1, text="branch did not start"))
+    assert stream.getvalue().splitlines() == [
+        "deadline: pair 2/3 short is left out, and whatever else would not end before it"
+    ]
 
 
 def test_quiet_says_nothing() -> None:

@@ -13,6 +13,7 @@ from atom.cli import ab_run
 from atom.cli.ab_progress import ComparisonProgress
 from atom.cli.ab_run import ComparisonRun
 from atom.cli.publish import Output
+from atom.diag.compare.conductor import Ending, EndReason
 from atom.diag.compare.model import Arm, ArmKind, Comparison, Half, Load, Placement
 from atom.diag.compare.plan import make_plan
 from atom.diag.compare.source import Changed
@@ -73,3 +74,17 @@ def test_an_arm_whose_checkout_its_tests_changed_for_good_is_not_run(
     comparison._unit_tests()
     told = "its unit tests changed a.py in its checkout, so its server would run other code"
     assert comparison._problems == ({} if undone else {"head": told})
+
+
+def test_a_deadline_says_what_was_made_and_how_long_it_took(
+    comparison: ComparisonRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ab_run.time, "monotonic_ns", lambda: int(44e9))
+    comparison._deadline_ns = 0
+    left_out = comparison.plan.schedule
+    late = Ending(
+        reason=EndReason.DEADLINE, text="3 pairs left out at the deadline. 1 pair left out: x", left_out=left_out
+    )
+    assert comparison._told(late, 5.0) == "deadline 5 s: 0 of 3 pairs made, took 49 s. 1 pair left out: x"
+    whole = Ending(reason=EndReason.COMPLETE, text="all pairs were made")
+    assert comparison._told(whole, 5.0) == "all pairs were made"
