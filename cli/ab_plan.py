@@ -20,6 +20,7 @@ from atom.diag.compare.model import Arm, ArmKind, Comparison, Half, Load, Placem
 from atom.diag.compare.placement import choose_placement, this_machine
 from atom.diag.compare.plan import MAX_PAIRS, Plan, make_plan
 from atom.diag.compare.provenance import difference, with_packages
+from atom.diag.compare.recorded import read_recorded
 from atom.diag.compare.recorded_arms import recorded_load
 from atom.diag.compare.unit_tests import DEFAULT_COMMAND, check_command
 from atom.recipes.errors import UsageError
@@ -64,6 +65,8 @@ def plan_of(request: Request) -> Plan:
     arms = [_with_packages(arm, loads) for arm in arms]
     _check_tests(request, arms)
     check_gate_loads(request.gates, loads)
+    for path in dict.fromkeys(path for arm in arms for path in arm.recorded):
+        read_recorded(Path(path))  # what cannot be read is wrong usage, and no run that went wrong
     return make_plan(
         arms,
         comparisons,

@@ -85,7 +85,7 @@ def _vllm(path: Path, result: Mapping[str, Any]) -> Recorded:
         try:
             record = _vllm_record(i, {name: column[i] for name, column in columns.items() if column is not None})
             if scheduled and record.sent_ns is not None:
-                waited = _ns(queued[i]) if isinstance(queued, list) and i < len(queued) else 0
+                waited = _ns(queued[i], "queue_times") if isinstance(queued, list) and i < len(queued) else 0
                 record.scheduled_ns = max(0, record.sent_ns - waited)
         except ValueError as error:
             raise UsageError(f"{path}, request {i}: {error}") from None
@@ -106,7 +106,11 @@ def _vllm(path: Path, result: Mapping[str, Any]) -> Recorded:
 def _vllm_record(index: int, row: Mapping[str, Any]) -> RequestRecord:
     """ValueError says what is wrong. A request that failed before it was sent has no times."""
     failed = bool(row["errors"]) or not row["ttfts"]
-    sent = None if row["start_times"] is None or (failed and not row["start_times"]) else _ns(row["start_times"])
+    sent = (
+        None
+        if row["start_times"] is None or (failed and not row["start_times"])
+        else _ns(row["start_times"], "start_times")
+    )
     record = RequestRecord(index=index, sent_ns=sent, end_ns=sent, input_len=_count(row["input_lens"]))
     if failed or sent is None:
         record.error_class, record.error_message = "error", str(row["errors"])[:500] if row["errors"] else "no token"
@@ -115,16 +119,16 @@ def _vllm_record(index: int, row: Mapping[str, Any]) -> RequestRecord:
     if not isinstance(gaps, list):
         raise ValueError("itls must be a list")
     record.outcome = Outcome.COMPLETED
-    record.first_ns = sent + _ns(row["ttfts"])
-    record.chunk_ns = list(accumulate((_ns(gap) for gap in gaps), initial=record.first_ns))
+    record.first_ns = sent + _ns(row["ttfts"], "ttfts")
+    record.chunk_ns = list(accumulate((_ns(gap, "itls") for gap in gaps), initial=record.first_ns))
     record.last_ns = record.end_ns = record.chunk_ns[-1]
     record.output_tokens = _count(row["output_lens"])
     return record
 
 
-def _ns(seconds: object) -> int:
+def _ns(seconds: object, name: str) -> int:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < _MOST_S:
-        raise ValueError(f"must be a time in seconds, got {str(seconds)[:40]!r}")
+        raise ValueError(f"{name}: must be a time in seconds, got {str(seconds)[:40]!r}")
     return round(seconds * 1e9)
 
 

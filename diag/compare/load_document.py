@@ -21,7 +21,7 @@ from atom.diag.compare.metrics import METRICS
 from atom.diag.compare.model import ArmKind, Half, Load
 from atom.diag.compare.plan import Plan
 from atom.diag.compare.statistics import Effects, asymmetry, half_effects, outliers, percent
-from atom.diag.compare.verdict import MetricEvidence, Verdict, judge_all
+from atom.diag.compare.verdict import MetricEvidence, Verdict, judge_all, pairs_text
 from atom.diag.compare.weighed import Key, Weighed
 from atom.recipes.cpus import format_cpus
 
@@ -201,7 +201,7 @@ def _short(verdict: Verdict, evidence: MetricEvidence) -> str:
     elif verdict.finding in ("faster", "slower") and margin is not None and interval is not None:
         text += f", within the {margin:g}% margin" if max(map(abs, interval)) < margin else ""
     elif verdict.finding == "inconclusive" and verdict.n_more is not None:
-        text += f": about {verdict.n_more:,} more pair" + ("" if verdict.n_more == 1 else "s")
+        text += f": {pairs_text(verdict.n_more)}"
     marks = ["confounded"] if evidence.confounded else []
     return ": ".join([*marks, *(["indicative"] if verdict.indicative else []), text])
 

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -66,12 +66,15 @@ def _between_refs(base: Arm, head: Arm) -> dict[str, Any]:
         return {"shown": {"commits": "of two repositories"}}
     try:
         repository = open_repository(Path(str(places.pop())))
-        return _between_commits(repository, old, new)
+        return _between_commits(repository, old, new, trees=[bool(arm.provenance.get("dirty")) for arm in (base, head)])
     except AtomError as error:  # the repository has gone, or lost the objects: a plan that is resumed
         return {"shown": {"commits": f"not known: {error}"}}
 
 
-def _between_commits(repository: Repository, old: str, new: str) -> dict[str, Any]:
+def _between_commits(
+    repository: Repository, old: str, new: str, *, trees: Sequence[bool] = (False, False)
+) -> dict[str, Any]:
+    """`trees`: which of the two is a working tree with changes, whose commit is made for the comparison alone."""
     merge_base = repository.ask("merge-base", old, new)
     files = _changed_files(repository, old, new)
     facts: dict[str, Any] = {
@@ -87,15 +90,21 @@ def _between_commits(repository: Repository, old: str, new: str) -> dict[str, An
         why = "a shallow clone may lack it" if repository.shallow else "their histories have nothing in common"
         shown["commits"] = f"no merge base: {why}"
     else:
-        left, right = repository.run("rev-list", "--left-right", "--count", f"{old}...{new}").split()
-        facts |= {"commits_only_in_base": int(left), "commits_only_in_head": int(right)}
+        words = repository.run("rev-list", "--left-right", "--count", f"{old}...{new}").split()
+        left, right = (int(word) - tree for word, tree in zip(words, trees, strict=True))
+        facts |= {"commits_only_in_base": left, "commits_only_in_head": right}
         at_least = "at least " if repository.shallow else ""
-        shown["commits"] = f"{at_least}{right} in the head, {left} in the base since merge base {merge_base[:12]}"
-        if int(left):
+        sides = [
+            f"{count} in the {side}{' and changes that are not committed' if tree else ''}"
+            for side, count, tree in (("head", right, trees[1]), ("base", left, trees[0]))
+        ]
+        shown["commits"] = f"{at_least}{', '.join(sides)} since merge base {merge_base[:12]}"
+        if left:
             # What the head lacks of the base is part of the difference as well.
             facts["branch_patch_id"] = patch_id(repository, merge_base, new)
             shown["patch id of the head's own commits"] = facts["branch_patch_id"] or "–"
-            shown["note"] = f"the head lacks {left} commits of the base; rebase it to compare its own changes alone"
+            lacks = f"{left} {'commit' if left == 1 else 'commits'} of the base"
+            shown["note"] = f"the head lacks {lacks}; rebase it to compare its own changes alone"
     return {**facts, "shown": {name: shown[name] for name in sorted(shown, key=_ORDER.index)}}
 
 

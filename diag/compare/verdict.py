@@ -31,6 +31,7 @@ __all__ = [
     "interval_text",
     "judge",
     "judge_all",
+    "pairs_text",
 ]
 
 Better = Literal["lower", "higher"]
@@ -40,6 +41,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 _FEWEST_CONTROL_PAIRS = 2
 _MOST_PAIRS_WORTH_SAYING = 1_000
+_MOST_PAIRS_WORTH_COUNTING = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,8 +207,15 @@ def _what_is_missing(evidence: MetricEvidence, n_more: int | None) -> str:
     if n_more is None:
         parts.append("no number of pairs worth running would tell")
     else:
-        parts.append(f"about {n_more:,} more {'pair' if n_more == 1 else 'pairs'} needed")
+        parts.append(f"{pairs_text(n_more)} needed")
     return "; " + "; ".join(parts)
+
+
+def pairs_text(n_more: int) -> str:
+    """`about 3 more pairs`"""
+    if n_more > _MOST_PAIRS_WORTH_COUNTING:
+        return f"more than {_MOST_PAIRS_WORTH_COUNTING} more pairs"
+    return f"about {n_more} more {'pair' if n_more == 1 else 'pairs'}"
 
 
 def _pairs_more(evidence: MetricEvidence) -> int | None:

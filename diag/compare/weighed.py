@@ -134,7 +134,11 @@ def _censored(evidence: LoadEvidence) -> list[str]:
     for arm, side in (one for pair in evidence.pairs for one in _sides(pair)):
         for reason in () if side.dismissed else side.censored:
             found.setdefault((arm, reason), []).append(side.result.directory.rpartition("/")[2])
-    lines = [f"{arm}, {_listed(runs)}: {reason}" for (arm, reason), runs in found.items()]
+    # A recorded arm of one file is called as its run.
+    lines = [
+        f"{arm}: {reason}" if set(runs) == {arm} else f"{arm}, {_listed(runs)}: {reason}"
+        for (arm, reason), runs in found.items()
+    ]
     more = len(lines) - MOST_REASONS
     return lines if more <= 0 else [*lines[:MOST_REASONS], f"and {more} more like these"]
 

@@ -153,7 +153,7 @@ def records(tmp_path: Path) -> Callable[..., str]:
         for number in range(runs):
             folder = tmp_path / f"{label}-{number}"
             folder.mkdir()
-            (folder / "run.json").write_text(json.dumps({"load": load}))
+            (folder / "run.json").write_text(json.dumps({"schema_version": "1.0", "load": load}))
         return f"{label}=run:" + ",".join(str(tmp_path / f"{label}-{number}") for number in range(runs))
 
     return of

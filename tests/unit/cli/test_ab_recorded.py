@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -251,6 +252,23 @@ def test_what_is_no_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert error.startswith("error: ")
         assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_records_that_cannot_be_read_are_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = write_result(tmp_path / "good.json")
+    bad = tmp_path / "nan.json"
+    bad.write_text(re.sub(r'"ttfts": \[[0-9.]+', '"ttfts": [NaN', good.read_text()))
+    assert main(["ab-compare", f"run:{good}", f"run:{bad}", "--output-dir", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert error == f"error: {bad}, request 0: ttfts: must be a time in seconds, got 'nan'\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_arm_that_is_called_as_its_file_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = write_result(tmp_path / "a.json"), write_result(tmp_path / "b.json", failed=8)
+    _, told = compare(tmp_path, [f"run:{path}" for path in paths])
+    assert told["loads"][0]["censored"][0] == "b.json: 8 of 120 requests failed"
+    assert "b.json, b.json" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("factor", "pairs", "expected"), [(1.05, 3, True), (1.0, 3, True), (1.05, 1, False)])

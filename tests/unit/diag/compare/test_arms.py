@@ -397,6 +397,16 @@ def test_the_difference_of_two_refs(repo: Path) -> None:
     json.dumps(found)
 
 
+def test_a_working_tree_is_no_commit_of_the_head(repo: Path) -> None:
+    (repo / "src/spaced/server/core.py").write_text("changed = True\n")
+    found = difference(ref(repo, "main"), ref(repo, "."))
+    ahead = int(git(repo, "rev-list", "--count", "main..HEAD"))
+    assert (found["commits_only_in_base"], found["commits_only_in_head"]) == (0, ahead)
+    told = f"{ahead} in the head and changes that are not committed, 0 in the base since merge base"
+    assert found["shown"]["commits"].startswith(told)
+    assert found["changed_files"]
+
+
 def test_the_patch_id_is_the_changes_own(repo: Path) -> None:
     before = difference(ref(repo, "main"), ref(repo, "branch"))["patch_id"]
     git(repo, "config", "diff.noprefix", "true")

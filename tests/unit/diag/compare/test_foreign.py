@@ -144,7 +144,7 @@ def test_an_open_loop_of_vllm_is_one(tmp_path: Path) -> None:
         ),
         (
             '{"input_lens":[1],"output_lens":[1],"start_times":[NaN],"ttfts":[1],"itls":[[]],"errors":[""]}',
-            "request 0: must be a time in seconds, got 'nan'",
+            "request 0: start_times: must be a time in seconds, got 'nan'",
         ),
         (
             '{"input_lens":[1],"output_lens":[1],"start_times":[1],"ttfts":[1],"itls":[5],"errors":[""]}',

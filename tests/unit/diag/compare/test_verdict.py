@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from atom.diag.compare.sequential import boundary_of
 from atom.diag.compare.statistics import Effects
-from atom.diag.compare.verdict import MetricEvidence, correct, evidence_of, interval_text, judge, judge_all
+from atom.diag.compare.verdict import MetricEvidence, correct, evidence_of, interval_text, judge, judge_all, pairs_text
 
 
 def pairs(*means_pct: float, within_pct: float = math.nan, tilt: float = 0.004) -> Effects:
@@ -81,6 +81,14 @@ def test_no_number_of_pairs_tells_what_is_not_there() -> None:
     verdict = judge(evidence(-1.0, 1.0, 0.0))
     assert verdict.n_more is None
     assert verdict.text.endswith("no number of pairs worth running would tell")
+
+
+@pytest.mark.parametrize(
+    ("n_more", "told"),
+    [(1, "about 1 more pair"), (100, "about 100 more pairs"), (101, "more than 100 more pairs")],
+)
+def test_hopeless_numbers_of_pairs_are_not_counted(n_more: int, told: str) -> None:
+    assert pairs_text(n_more) == told
 
 
 def test_one_pair_is_at_most_indicative() -> None:
@@ -180,7 +188,7 @@ def test_until_decided_prints_the_repeated_interval() -> None:
 def test_no_more_pairs_than_allowed_ends_inconclusive() -> None:
     verdict = judge(evidence(-1.0, 1.0, 0.6, boundary=boundary_of(2, 3)))
     assert verdict.word == "inconclusive"
-    assert "; no more pairs were allowed; about" in verdict.text
+    assert "; no more pairs were allowed; more than 100 more pairs needed" in verdict.text
 
 
 def test_nothing_rounds_to_minus_zero() -> None:
