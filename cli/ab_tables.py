@@ -173,6 +173,7 @@ _FAMILIES: Final = (
 )
 _CONFOUNDED: Final = "confounded: "
 _INDICATIVE: Final = "indicative: "
+_EQUIVALENT: Final = "equivalent within"
 
 
 def _metric_table(
@@ -240,7 +241,8 @@ def _below(metrics: Sequence[Mapping[str, Any]], marks: Sequence[str]) -> Iterat
         if text != _word(one, text) and (one["primary"] or one["finding"] != "inconclusive"):
             told.setdefault(text, []).append(one["title"])
     for text, titles in told.items():
-        yield f"{', '.join(titles)}: {text}"
+        same = text.startswith(_EQUIVALENT)  # all of them are held against the load's one margin
+        yield text.replace(" ", ": ", 1) if same else f"{', '.join(titles)}: {text}"
 
 
 def signed(value: float | None) -> str:

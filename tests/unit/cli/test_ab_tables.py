@@ -38,6 +38,13 @@ def test_what_holds_of_all_verdicts_stands_in_the_head_of_their_column(tmp_path:
         assert max(map(len, shown.splitlines())) <= width
 
 
+def test_what_holds_of_several_metrics_is_one_sentence(tmp_path: Path) -> None:
+    told = document(Made(tmp_path, {"main": 10.0, "branch": 10.0}, pairs=3, aa_pairs=0).write())
+    lines = shown_at(told).splitlines()
+    assert sum(line.rstrip().endswith(" equivalent") for line in lines) > 1
+    assert lines.count("equivalent: within 1%") == 1
+
+
 def test_the_noise_floor_has_a_column_where_it_was_measured(tmp_path: Path) -> None:
     told = document(Made(tmp_path, {"main": 10.0, "branch": 12.0}, pairs=2, aa_pairs=2).write())
     assert "floor (%)" in shown_at(told, 200)
