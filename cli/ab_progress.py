@@ -91,7 +91,7 @@ class ComparisonProgress:
             self.say(f"{what}: {text}" if progress.event is Event.GIVEN_UP else f"{what} {text}")
         elif progress.event is Event.SKIPPED and progress.text == LATE and not self._late:
             self._late = True
-            number = f"pair {min(progress.done + 1, progress.total)}/{progress.total} {progress.pair.load}"
+            number = _number(progress, progress.done + 1)
             self.say(f"deadline: {number} is left out, and whatever else would not end before it")
         elif progress.event is Event.COOLING and self._line.terminal and not self._quiet:
             self._line.show(f"{_where(progress)}  cooling down, {progress.text}")
@@ -152,12 +152,18 @@ class ComparisonProgress:
 def _where(progress: Progress) -> str:
     run = progress.run
     over = progress.event is Event.RUN_ENDED and run == progress.pair.runs[-1]
-    pair = max(1, progress.done) if over else min(progress.done + 1, progress.total)
-    number = f"pair {pair}/{progress.total} {progress.pair.load}"
+    number = _number(progress, max(1, progress.done) if over else progress.done + 1)
     control = " (A/A)" if progress.pair.purpose == "aa" else ""
     if run is None or len(progress.pair.runs) < 2:
         return number + control
     return f"{number}{control} {progress.pair.runs.index(run) + 1}/{len(progress.pair.runs)}"
+
+
+def _number(progress: Progress, pair: int) -> str:
+    """`pair 2/3 short`; where pairs are added until it is decided, `pair 2 (at most 3) short`."""
+    if progress.at_most is None:
+        return f"pair {min(pair, progress.total)}/{progress.total} {progress.pair.load}"
+    return f"pair {min(pair, progress.at_most)} (at most {progress.at_most}) {progress.pair.load}"
 
 
 def _arm(progress: ArmProgress) -> str:

@@ -105,6 +105,8 @@ class Progress:
     """Complete pairs."""
     total: int
     """Pairs that are planned, without those that `--until-decided` may add."""
+    at_most: int | None = None
+    """With those that it may add to what is not decided; None where it adds none."""
     remaining_s: float | None
     """Until the end, by what was measured; None where nothing is known yet."""
     text: str = ""
@@ -262,6 +264,7 @@ class Conductor:
         text: str = "",
     ) -> None:
         done = {one.pair.key for one in self._journal.records.done(self._plan)}
+        possible = sum(one.key in done or one.stream not in self._decided for one in self._plan.schedule)
         self._on_progress(
             Progress(
                 event=event,
@@ -271,6 +274,7 @@ class Conductor:
                 directories=directories,
                 done=len(done),
                 total=max(len(done), sum(not self._plan.is_extra(one) for one in self._plan.schedule)),
+                at_most=possible if self._plan.until_decided else None,
                 remaining_s=self._remaining(done),
                 text=text,
             )

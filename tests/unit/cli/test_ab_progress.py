@@ -30,8 +30,8 @@ PAIR = Pair(comparison="main..branch", purpose=Purpose.COMPARE, load="short", pa
 
 
 def event(kind: Event, index: int, done: int, **more: object) -> Progress:
-    facts: dict[str, object] = {"run": PAIR.runs[index], "remaining_s": 200.0, **more}
-    return Progress(event=kind, pair=PAIR, done=done, total=3, **facts)  # type: ignore[arg-type]
+    facts: dict[str, object] = {"run": PAIR.runs[index], "remaining_s": 200.0, "total": 3, **more}
+    return Progress(event=kind, pair=PAIR, done=done, **facts)  # type: ignore[arg-type]
 
 
 def result(arm: str, side: int, **more: object) -> RunResult:
@@ -93,6 +93,19 @@ def test_the_deadline_is_said_once_at_the_moment_of_giving_up() -> None:
     assert stream.getvalue().splitlines() == [
         "deadline: pair 2/3 short is left out, and whatever else would not end before it"
     ]
+
+
+def test_pairs_that_are_added_until_it_is_decided_have_numbers_of_their_own() -> None:
+    stream = io.StringIO()
+    progress = ComparisonProgress(quiet=False, line=StatusLine(stream))
+    good = (result("main", 0), result("branch", 1))
+    for pair in range(3):
+        for index in (0, 1):
+            done = pair + index
+            more = {"results": good, "remaining_s": None, "total": max(1, done), "at_most": 3}
+            progress.on_event(event(Event.RUN_ENDED, index, done, **more))
+    heads = [line.partition(":")[0] for line in stream.getvalue().splitlines()]
+    assert heads == [f"pair {pair} (at most 3) short {index}/2" for pair in (1, 2, 3) for index in (1, 2)]
 
 
 def test_quiet_says_nothing() -> None:

@@ -256,6 +256,7 @@ def test_until_decided_looks_after_each_pair_and_ends_a_stream_alone(tmp_path: P
     assert sorted(ending.decided) == [("base..head-0", "load-0"), ("base..head-0", "load-1")]
     assert ending.left_out == ()
     assert told[-1].total == told[-1].done == 8
+    assert (told[0].at_most, told[-1].at_most) == (12, 8)  # a stream that is decided gets no more
 
 
 def test_until_decided_ends_at_max_pairs(tmp_path: Path) -> None:
