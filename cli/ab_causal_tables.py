@@ -82,7 +82,8 @@ def _causal_notes(section: Section) -> Iterator[str]:
     if any(arm["stamp"] for arm in section["arms"]):
         yield "not this head: recorded at another commit; it is no result of the commit under review"
     if any(arm["runs"] > 1 for arm in section["arms"]):
-        yield f"requests are summed over runs, {section['title']} is their mean; % of the matched control is over pairs"
+        mean = f"requests are summed over runs, {section['title']} is their geometric mean"
+        yield f"{mean}; % of the matched control is over pairs"
 
 
 def _evidence(arms: Sequence[Section]) -> Iterator[str]:
@@ -133,7 +134,10 @@ def _crossover(section: Section) -> Iterator[Table]:
         f"{section['load']}: {section['title']} ({section['unit']}) by source and runtime",
         ("", *(f"{side}'s runtime" for side in sides)),
         [[f"{source}'s source", *(_cell(cells[source, runtime]) for runtime in sides)] for source in sides],
-        [f"{_where(one)}: {one['why']}" for one in section["cells"] if one["problem"] and one["why"]],
+        [
+            "the base's cell is the geometric mean of its runs; the others are that times their effect, over pairs",
+            *(f"{_where(one)}: {one['why']}" for one in section["cells"] if one["problem"] and one["why"]),
+        ],
         [section["verdict"]],
     )
     effects = {

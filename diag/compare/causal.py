@@ -2,8 +2,9 @@
 its matched control, what follows from that by rule, and how much of the loss a single changed factor explains.
 
 `control` is the arm without the change (the base), `treatment` the one with it (the head, unless another arm has that
-role), `bypass` is without what is suspected, which may remove a guarantee, `repair` is meant to be kept. Any other arm
-changes one factor of the treatment: a discriminator.
+role: then the head is what is to be kept, without being called a repair that nobody declared), `bypass` is without
+what is suspected, which may remove a guarantee, `repair` is meant to be kept. Any other arm changes one factor of the
+treatment: a discriminator.
 """
 
 from __future__ import annotations
@@ -90,9 +91,6 @@ class _Cast:
         control = first("control", "base") or arms[0]
         treatment = first("treatment", "head")
         roles = {arm.label: arm.role for arm in arms}
-        for arm in arms:  # a head beside an arm that has the change alone is what is to be kept
-            if arm.role == "head" and arm is not treatment:
-                roles[arm.label] = "repair"
         roles[control.label] = "control"
         if treatment is not None:
             roles[treatment.label] = "treatment"
@@ -236,9 +234,8 @@ class _Table:
             return "valid matched control"
         if not self._valid(self.cast.control):
             return "no valid control to compare it with"
-        text = {"treatment": self._treatment, "bypass": self._bypass, "repair": self._repair}.get(role, self._other)(
-            arm
-        )
+        rules = {"treatment": self._treatment, "bypass": self._bypass, "repair": self._repair, "head": self._repair}
+        text = rules.get(role, self._other)(arm)
         if outcome.failure is not None and outcome.failure.get("class") == "performance gate":
             text += "; failed on a performance gate alone"
         return text
@@ -289,7 +286,8 @@ class _Table:
             return self._unmatched(arm)
         percent = f"{100 * math.exp(found.value):.2f}% of its matched control"
         if self._recovered(found):
-            return self._hedged(f"repair: completes the load at {percent}", arm)
+            word = "repair: " if self.cast.roles[arm.label] == "repair" else ""
+            return self._hedged(f"{word}completes the load at {percent}", arm)
         if found.interval(self.question.level)[1] < -self._margin:
             return self._hedged(f"completes the load; throughput is not recovered: {percent}", arm)
         return f"completes the load; recovery is not decided: {percent}"

@@ -38,7 +38,7 @@ def crossed_arms(base: Arm, head: Arm) -> tuple[Arm, Arm]:
     for arm in (base, head):
         if arm.kind is not ArmKind.REF:
             raise UsageError(f"--cross needs two git refs, and {arm.label} is a {arm.kind}")
-    if all(getattr(base, name) == getattr(head, name) for name in SOURCE_FIELDS):
+    if all(getattr(base, name) == getattr(head, name) for name in SOURCE_FIELDS) or _same_commit(base, head):
         raise UsageError(f"--cross: {base.label} and {head.label} have the same source, so there is nothing to cross")
     if all(getattr(base, name) == getattr(head, name) for name in RUNTIME_FIELDS):
         raise UsageError(
@@ -46,6 +46,12 @@ def crossed_arms(base: Arm, head: Arm) -> tuple[Arm, Arm]:
             "--env or server arguments"
         )
     return _crossed(CROSSED[0], source=head, runtime=base), _crossed(CROSSED[1], source=base, runtime=head)
+
+
+def _same_commit(base: Arm, head: Arm) -> bool:
+    """Under whatever two names. A working tree with changes has a commit of its own."""
+    sha = base.provenance.get("sha")
+    return sha is not None and sha == head.provenance.get("sha")
 
 
 def crossed_comparisons(base: Arm, head: Arm) -> list[Comparison]:
@@ -87,8 +93,10 @@ def crossover_section(
 ) -> dict[str, Any] | None:
     """Cells, main effects and interaction of one load, as JSON. None where the arms are no crossover.
 
-    `estimates` as for `causal_section`. An effect that needs a cell which is no evidence is null, and `verdict` says
-    which cell: then what the remaining cells tell of source or runtime stands in `simple`.
+    `estimates` as for `causal_section`. The base's cell is the geometric mean of its runs (`raw` of each cell), every
+    other one that times its effect against the base, so that cells and effects are one fit. An effect that needs a
+    cell which is no evidence is null, and `verdict` says which cell: then what the remaining cells tell of source or
+    runtime stands in `simple`.
     """
     cells = cells_of(arms)
     if cells is None:
@@ -111,16 +119,23 @@ def crossover_section(
         "runtime under the base's source": (c, a),
         "runtime under the head's source": (d, b),
     }
+    verdict = _verdict(effects, [f"{_named(cell)} {why}" for cell, why in bad.items()])
+    told = (outcomes.get(arm.label) for arm in cells.values())
+    invalid = list(dict.fromkeys(reason for one in told if one is not None for reason in one.invalid))
     return {
         "load": load,
         "metric": metric,
         "title": title,
         "unit": unit,
-        "cells": [_cell(cell, arm, outcomes.get(arm.label), bad.get(cell)) for cell, arm in cells.items()],
+        "cells": [
+            _cell(cell, arm, outcomes.get(arm.label), bad.get(cell), _fitted(arm, cells["base", "base"], outcomes, net))
+            for cell, arm in cells.items()
+        ],
         "effects": effects,
         "simple": {name: _effect(net.difference(*pair), level) for name, pair in simple.items()},
         "indicative": any(one.n < 2 for one in estimates.values()),
-        "verdict": _verdict(effects, [f"{_named(cell)} {why}" for cell, why in bad.items()]),
+        "invalid": invalid,
+        "verdict": f"not valid ({', '.join(invalid)}): {verdict}" if invalid else verdict,
     }
 
 
@@ -133,12 +148,27 @@ def _missing(arm: Arm, outcome: ArmOutcome | None) -> str | None:
     return None if outcome.valid else "is censored"
 
 
-def _cell(cell: tuple[str, str], arm: Arm, outcome: ArmOutcome | None, problem: str | None) -> dict[str, Any]:
+def _fitted(arm: Arm, base: Arm, outcomes: Mapping[str, ArmOutcome], net: Network) -> float | None:
+    """By the pairs; None where none connect it with the base."""
+    start = outcomes.get(base.label)
+    if start is None or start.value is None:
+        return None
+    if arm is base:
+        return start.value
+    found = net.difference(arm.label, base.label)
+    return None if found is None else start.value * math.exp(found.value)
+
+
+def _cell(
+    cell: tuple[str, str], arm: Arm, outcome: ArmOutcome | None, problem: str | None, fitted: float | None
+) -> dict[str, Any]:
+    raw = None if outcome is None else outcome.value
     return {
         "source": cell[0],
         "runtime": cell[1],
         "arm": arm.label,
-        "value": None if outcome is None else outcome.value,
+        "value": raw if problem or fitted is None else fitted,
+        "raw": raw,
         "completed": None if outcome is None else outcome.completed,
         "requests": None if outcome is None else outcome.requests,
         "problem": problem,

@@ -401,6 +401,7 @@ def _run_evidence(view: _View, pairs: Sequence[ScoredPair], load: Load, metric: 
                     requests=_asked(load),
                     value=None if score is None else score.value,
                     censored=() if side.score is None else tuple(side.censored),
+                    invalid=() if side.score is None else side.score.invalid,
                     failure_class=None if failure is None else str(failure.kind),
                     failure_line=None if failure is None else failure.line,
                 )

@@ -3,6 +3,7 @@ the failure's class, throughput, and why it is no valid evidence. The rows of a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ class RunEvidence:
     value: float | None = None
     """Of the metric that the arms are compared by, raw; None: not measured."""
     censored: Sequence[str] = ()
+    invalid: Sequence[str] = ()
+    """Why its record is no valid evidence, whatever the server did: a saturated client."""
     failure_class: str | None = None
     """`functional`, `transport`, `agreement`, `infrastructure`, `performance gate`."""
     failure_line: str | None = None
@@ -44,10 +47,15 @@ class ArmOutcome:
     """`class` and the evidence's `line`, of the first run that has one."""
     problem: str | None
     """Why there is nothing to compare."""
+    invalid: tuple[str, ...] = ()
+    """As of its runs, each once."""
 
     @property
     def value(self) -> float | None:
-        return sum(self.values) / len(self.values) if self.values else None
+        """Geometric mean, as effects are of logarithms."""
+        if not self.values or min(self.values) <= 0:
+            return 0.0 if self.values else None
+        return math.exp(math.fsum(map(math.log, self.values)) / len(self.values))
 
     @property
     def valid(self) -> bool:
@@ -56,11 +64,12 @@ class ArmOutcome:
 
 
 def outcomes_of(runs: Sequence[RunEvidence]) -> dict[str, ArmOutcome]:
-    """By label, in the order of the runs. `runs`: the counted ones of one load, superseded ones left out."""
-    by_arm: dict[str, list[RunEvidence]] = {}
+    """By label, in the order of the runs. `runs`: the counted ones of one load, superseded ones left out. A record of
+    the base stands in a comparison with each other arm, and counts once."""
+    by_arm: dict[str, dict[str, RunEvidence]] = {}
     for run in runs:
-        by_arm.setdefault(run.result.arm, []).append(run)
-    return {arm: _together(arm, some) for arm, some in by_arm.items()}
+        by_arm.setdefault(run.result.arm, {}).setdefault(run.result.directory, run)
+    return {arm: _together(arm, list(some.values())) for arm, some in by_arm.items()}
 
 
 def _together(arm: str, runs: Sequence[RunEvidence]) -> ArmOutcome:
@@ -75,6 +84,7 @@ def _together(arm: str, runs: Sequence[RunEvidence]) -> ArmOutcome:
         requests=sum(asked) if asked else None,
         values=tuple(run.value for run in runs if run.value is not None),
         censored=tuple(dict.fromkeys(reason for run in runs for reason in run.censored)),
+        invalid=tuple(dict.fromkeys(reason.partition(":")[0] for run in runs for reason in run.invalid)),
         failure=None if failed is None else {"class": failed.failure_class, "line": failed.failure_line},
         problem=next((run.result.problem for run in runs if run.result.problem is not None), None),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from typing import Any
@@ -37,13 +38,16 @@ def found(mean: float, se: float, n: int = 4) -> Estimate:
     return Estimate(mean=mean, se=se, df=df, low=mean - half, high=mean + half, n=n, p=0.5, level=0.95)
 
 
+_NUMBERS = itertools.count(1)
+
+
 def run(label: str, value: float | None, completed: int | None = 512, **fields: Any) -> RunEvidence:
     problem, stage = fields.pop("problem", None), fields.pop("stage", "done")
     result = RunResult(
         matched="m",
         arm=label,
         side=0,
-        directory=f"arms/{label}/run-1",
+        directory=fields.pop("directory", f"arms/{label}/run-{next(_NUMBERS)}"),
         status=0,
         started_ns=0,
         ended_ns=1,
@@ -146,7 +150,7 @@ def test_without_a_gap_there_are_no_shares() -> None:
     assert made["discriminators"][0]["verdict"].startswith("the gap is not told from zero")
 
 
-def test_a_head_beside_the_treatment_is_the_repair() -> None:
+def test_a_head_beside_the_treatment_is_to_be_kept_and_called_no_repair() -> None:
     arms = [arm("main", "base"), arm("branch", "head"), arm("treatment"), arm("bypass")]
     runs = [run(one.label, 100.0) for one in arms]
     estimates = {
@@ -155,8 +159,8 @@ def test_a_head_beside_the_treatment_is_the_repair() -> None:
         ("main", "bypass"): found(0.004, 0.001),
     }
     by = rows(section(arms, runs, estimates))
-    assert by["branch"]["role"] == "repair"
-    assert by["branch"]["interpretation"] == "repair: completes the load at 99.80% of its matched control"
+    assert by["branch"]["role"] == "head"
+    assert by["branch"]["interpretation"] == "completes the load at 99.80% of its matched control"
     assert by["treatment"]["interpretation"] == "the change costs 25.92% of its matched control"
     assert by["bypass"]["interpretation"].startswith("causal upper bound")
 
@@ -247,6 +251,13 @@ def test_recorded_at_this_head_has_no_stamp() -> None:
     assert rows(section(arms, [run(one.label, 9.0) for one in arms], {}))["repair"]["stamp"] is None
 
 
+def test_a_record_that_is_in_several_comparisons_counts_once() -> None:
+    one = run("a", 10.0, directory="/records/a.json")
+    same, other = run("a", 10.0, directory="/records/a.json"), run("a", 12.0, directory="/records/a-2.json")
+    found = outcomes_of([one, same, other])["a"]
+    assert (found.runs, found.completed, found.requests) == (2, 1024, 1024)
+
+
 def test_outcomes_sum_requests_and_average_figures() -> None:
     one = outcomes_of(
         [run("a", 10.0), run("a", 12.0, 500, censored=["x"]), run("a", None, None, stage="start", problem="p")]
@@ -262,5 +273,5 @@ def test_outcomes_sum_requests_and_average_figures() -> None:
         failure=None,
         problem="p",
     )
-    assert one.value == 11.0
+    assert one.value == pytest.approx(math.sqrt(10.0 * 12.0))
     assert not one.valid

@@ -106,6 +106,7 @@ def test_comparisons_connect_all_cells_with_the_base() -> None:
     [
         ({"image": "image:1"}, "same runtime"),
         ({"src": "/c/a/src", "checkout": "/c/a", "spec": "main"}, "same source"),
+        ({"provenance": BASE.provenance}, "same source"),  # one commit by two names
         ({"kind": ArmKind.URL, "url": "http://127.0.0.1:1"}, "two git refs"),
     ],
 )
@@ -173,6 +174,27 @@ def test_a_censored_cell_is_no_evidence() -> None:
     assert made["verdict"] == "inconclusive: cell (head's source, base's runtime) is censored"
     assert made["effects"]["source"] is None
     assert "90.00 raw, is censored" in markdown(causal_tables({"cross": [made]}))
+
+
+def test_cells_are_what_the_effects_say() -> None:
+    """Runs at different speeds of the machine: means over runs would tell another story than the pairs."""
+    slow = outcome(CROSSED[0].label, 140.0)
+    made = section(measured(-0.1, 0.03, both=0.02), slow)
+    cells = {(one["source"], one["runtime"]): one["value"] for one in made["cells"]}
+    logs = {cell: math.log(value) for cell, value in cells.items()}
+    a, b, c, d = (logs[cell] for cell in (("base", "base"), ("head", "base"), ("base", "head"), ("head", "head")))
+    seen = {"source": (b - a + d - c) / 2, "runtime": (c - a + d - b) / 2, "interaction": d - c - b + a}
+    assert {name: 100 * math.expm1(one) for name, one in seen.items()} == pytest.approx(
+        {name: one["pct"] for name, one in made["effects"].items()}
+    )
+    assert [one["raw"] for one in made["cells"]] == pytest.approx([100.0, 140.0, 100.0, 100.0])
+
+
+def test_what_is_concluded_from_evidence_that_is_not_valid_says_so() -> None:
+    bad = outcome(CROSSED[1].label, invalid=("client saturated",))
+    made = section(measured(-0.1, 0.0), bad)
+    assert made["verdict"] == "not valid (client saturated): the difference comes from the source"
+    assert made["verdict"] in markdown(causal_tables({"cross": [made]}))
 
 
 def test_tables_of_a_whole_crossover() -> None:
