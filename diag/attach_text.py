@@ -16,7 +16,7 @@ from atom.diag import gc_hook
 
 __all__ = ["attach_text"]
 
-_MODULES: Final = ("actions", "record", "passes", "tally", "forks", "hook", "process", "__init__")
+_MODULES: Final = ("actions", "record", "passes", "tally", "forks", "origins", "hook", "process", "__init__")
 """In the order of their imports."""
 
 _LAUNCH: Final = """\

@@ -23,7 +23,7 @@ def open_data_path(choice: str, layout: PoolLayout, limits: Limits | None = None
     """The path, and which it is and why in one line, which is also logged. ConfigError for an unknown choice, and for
     `nixl` where it is not installed or finds no transport."""
     if choice not in get_args(PathChoice):
-        raise ConfigError(f"--kv-transfer {choice}: must be one of {', '.join(get_args(PathChoice))}")
+        raise ConfigError(f"KV transfer over {choice!r}: must be one of {', '.join(get_args(PathChoice))}")
     path, why = _open(choice, layout, limits)
     said = f"KV transfer by {path.kind} ({why})"
     _LOG.info("%s", said)

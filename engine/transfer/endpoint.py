@@ -233,7 +233,7 @@ class Endpoint(ABC):
             if description.kind != self.kind:
                 raise ConfigError(
                     f"the other instance moves KV blocks by {description.kind}, this one by {self.kind}: "
-                    "give both the same --kv-transfer"
+                    "give both the same way of transfer"
                 )
             slices = common_slices(self.layout, description.layout)
             if not slices:

@@ -137,7 +137,7 @@ class NixlPath(Endpoint):
     ) -> None:
         found = find_nixl()
         if isinstance(found, str):
-            raise ConfigError(f"--kv-transfer nixl: {found}: pip install 'atom-serving[nixl]'")
+            raise ConfigError(f"KV transfer over nixl: {found}: pip install 'atom-serving[nixl]'")
         super().__init__(layout, limits or Limits(), now_s)
         self.now_s = now_s
         size = pool_bytes(layout)
@@ -152,7 +152,7 @@ class NixlPath(Endpoint):
             self._registered = self.agent.register_memory([(self.base_address, size, 0, "")], "DRAM")
             self._metadata: bytes = self.agent.get_agent_metadata()
         except Exception as error:
-            raise ConfigError(f"--kv-transfer nixl: NIXL does not start with UCX: {error}") from None
+            raise ConfigError(f"KV transfer over nixl: NIXL does not start with UCX: {error}") from None
         self._peers: dict[str, NixlLink] = {}
         self._let_in: dict[str, NixlLink] = {}
         self._unread: deque[tuple[str, bytes]] = deque()

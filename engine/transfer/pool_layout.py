@@ -101,7 +101,7 @@ def common_slices(source: PoolLayout, destination: PoolLayout) -> list[Slice]:
     if source.format != destination.format:
         raise ConfigError(
             f"KV blocks differ: the context rank has '{source.format}', the generation rank '{destination.format}'; "
-            "give both the same --block-size and --kv-cache-dtype"
+            "give both the same --block-size and cache dtype"
         )
     there = {(piece.layer, piece.kind): piece for piece in destination.pieces}
     slices: list[Slice] = []

@@ -171,7 +171,7 @@ class SharedMemoryPath(Endpoint):
         if remote.host != self._host:
             raise ConfigError(
                 "the other rank runs on another host (or boot), whose memory cannot be shared: install the extra "
-                "[nixl] on both and use --kv-transfer nixl"
+                "[nixl] on both and transfer over nixl"
             )
         link = self._outgoing.get(remote.name)
         if link is not None and link.lost is None:

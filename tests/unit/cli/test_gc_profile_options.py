@@ -105,7 +105,7 @@ def test_help_of_the_profile_is_the_commands(capsys: pytest.CaptureFixture[str])
     assert "--what-if" in text
     assert "freeze:SECONDS" in text
     assert dispatch.main(["--help"]) == 0
-    assert "gc-profile  Say whether garbage collection is" in capsys.readouterr().out
+    assert "Say whether garbage collection is" in capsys.readouterr().out
     assert run("replay", "--help") == 0
     assert "atom gc-profile replay [OPTIONS]" in capsys.readouterr().out
 

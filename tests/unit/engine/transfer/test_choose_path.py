@@ -33,7 +33,7 @@ def test_without_nixl_memory_is_shared_and_why_is_said_once(
 
 def test_nixl_that_is_missing_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nixl_path.importlib, "import_module", no_nixl)
-    with pytest.raises(ConfigError, match=r"--kv-transfer nixl: NIXL is not installed: pip install.*\[nixl\]"):
+    with pytest.raises(ConfigError, match=r"KV transfer over nixl: NIXL is not installed: pip install.*\[nixl\]"):
         open_data_path("nixl", LAYOUT)
 
 
@@ -63,5 +63,5 @@ def test_nixl_without_a_transport_is_an_error_if_asked_for_and_else_a_reason(mon
 
 
 def test_an_unknown_choice_names_the_choices() -> None:
-    with pytest.raises(ConfigError, match="--kv-transfer rdma: must be one of auto, nixl, shared-memory"):
+    with pytest.raises(ConfigError, match="KV transfer over 'rdma': must be one of auto, nixl, shared-memory"):
         open_data_path("rdma", LAYOUT)

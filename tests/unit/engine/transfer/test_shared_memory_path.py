@@ -274,7 +274,7 @@ def test_a_sender_that_never_comes_is_a_failed_reception(pair: tuple[SharedMemor
 def test_another_hosts_pool_is_refused(pair: tuple[SharedMemoryPath, SharedMemoryPath]) -> None:
     sender, receiver = pair
     description = read_description(receiver.description)
-    for change, said in (({"host": "another"}, r"\[nixl\]"), ({"kind": "nixl"}, "--kv-transfer")):
+    for change, said in (({"host": "another"}, r"\[nixl\]"), ({"kind": "nixl"}, "same way of transfer")):
         other = encode(msgspec.structs.replace(description, **change))
         with pytest.raises(ConfigError, match=said):
             sender.push(Round(1, 1), [0], other, [0], deadline_s=1)
