@@ -180,16 +180,18 @@ def _metric_table(
     load: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], document: Document, *, wide: bool
 ) -> Table:
     pairs = sum(pair["complete"] for pair in load["pairs"])
-    count = f"{pairs} pair" + ("" if pairs == 1 else "s")
+    what = "matched run" if any(len(pair["runs"]) < 2 for pair in load["pairs"]) else "pair"
+    count = f"{pairs} {what}" + ("" if pairs == 1 else "s")
     title = f"{load['load']}: {load['base']} → {load['head']}, {count} · {load['shape']}"
     marks = [mark for mark in (_CONFOUNDED, _INDICATIVE) if all(mark in one["short"] for one in metrics)]
     floors = wide and any(one["noise_floor_pct"] is not None for one in metrics)
     columns = ["metric", *_names(load["base"], load["head"], document, LONGEST_LABEL if wide else NARROW_LABEL)]
-    columns += [*(["Δ"] if wide else []), "Δ %", "95% CI (%)", *(["noise\nfloor (%)"] if floors else [])]
+    columns += [*(["Δ"] if wide else []), "Δ %", _interval_head(metrics), *(["noise\nfloor (%)"] if floors else [])]
     columns.append("\n".join([*(mark.rstrip(": ") + "," for mark in marks), "verdict"]))
     rows = [_metric_row(metric, marks, wide=wide, floor=floors) for metric in metrics]
     said = [f"{_CENSORED}{line}" for line in load["censored"]] if _lists_reasons(document) else []
     notes = [one for one in load["remarks"] if one not in said]
+    notes += [f"{one['title']}: {one['pairs']} of {count}" for one in metrics if 0 < one["pairs"] < pairs]
     notes += [*([] if wide else _below(metrics, marks)), f"{PRIMARY}decides: declared before anything ran"]
     if len(metrics) > 1 and not any(one["word"] == "censored" for one in metrics):
         notes.append(_FAMILIES)
@@ -198,6 +200,11 @@ def _metric_table(
     if _INDICATIVE in marks:
         notes.append("indicative: of one pair, which does not show how much pairs scatter")
     return Table(title, columns, rows, notes, text_columns=(len(columns) - 1,))
+
+
+def _interval_head(metrics: Sequence[Mapping[str, Any]]) -> str:
+    """Where pairs are added until it is decided, intervals hold at every look."""
+    return "95% repeated\nCI (%)" if any(one["repeated"] for one in metrics) else "95% CI (%)"
 
 
 _CENSORED: Final = "censored: "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -216,7 +217,7 @@ def _run(text: str, _repo: Path | None) -> Arm:
         paths += _counted(Path(part).absolute(), found)
     recorded = tuple(str(path.absolute()) for path in paths)
     return Arm(
-        label=_label_of(_name_of(Path(text) if Path(text).exists() else Path(recorded[0]))),
+        label=_label_of(_name_of(Path(text)) if Path(text).exists() else _common_name(recorded)),
         kind=ArmKind.RECORDED,
         spec=text,
         recorded=recorded,
@@ -228,6 +229,17 @@ def _name_of(path: Path) -> str:
     """Of a run in `arms/LABEL` the label."""
     folder = path.absolute().parent
     return folder.name if re.fullmatch(r"run-[0-9]+", path.name) and folder.parent.name == "arms" else path.name
+
+
+def _common_name(recorded: Sequence[str]) -> str:
+    """Of several: what their names begin with (`b-0.json`, `b-1.json`: `b`), else the first one's and how many more."""
+    names = [_name_of(Path(one)) for one in recorded]
+    first, more = names[0], len(names) - 1
+    if len(set(names)) == 1:
+        return first
+    same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    common = _NO_LABEL.sub("-", "".join(letters[0] for letters in same)).strip("-._")
+    return common if common[:1].isalpha() else f"{Path(first).stem}-and-{more}-more"
 
 
 def _counted(path: Path, found: list[Path]) -> list[Path]:

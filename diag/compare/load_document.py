@@ -173,6 +173,7 @@ def _metric(weighed: Weighed, name: str, verdict: Verdict) -> dict[str, Any]:
         "delta": None if head is None or base is None else head - base,
         "delta_pct": found.delta_pct,
         "ci_pct": None if interval is None else list(interval),
+        "repeated": evidence.repeated,
         "half_effects_pct": [percent(one) for one in half_effects(effects)],
         "asymmetry_pct": percent(asymmetry(effects, weighed.control.get(name)).mean),
         "noise_floor_pct": None if evidence.floor is None else percent(evidence.floor),

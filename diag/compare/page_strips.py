@@ -176,7 +176,8 @@ def metrics_card(load: Load) -> str:
             )
         )
     rows.append(_axis_row(axis, "%"))
-    keys = [_key("range", "mean over pairs, 95% CI")]
+    repeated = "repeated " if any(one["repeated"] for one in metrics) else ""
+    keys = [_key("range", f"mean over pairs, 95% {repeated}CI")]
     if any(one["noise_floor_pct"] is not None for one in metrics):
         keys.append('<span><i class="floor"></i>A/A noise floor of each</span>')
     caption = f"{load['head']} against {load['base']} (%); the first one was declared to decide"
@@ -218,9 +219,11 @@ def arrows_card(load: Load, name: str, *, concurrent: bool) -> str:
             rows.append(_row("", "", [], f"mean <b>{signed(effect)}</b>%", "control"))
     rows.append(_axis_row(axis, metric["unit"]))
     by = "where each of them ran" if concurrent else "which of them was first"
-    caption = f"each matched run: {load['base']} → {load['head']} ({metric['unit']}), by {by}"
+    swapped = len({run["index"] for _, run, _, _ in known}) > 1
+    caption = f"each matched run: {load['base']} → {load['head']} ({metric['unit']}){f', by {by}' if swapped else ''}"
     keys = [_key("base", load["base"]), _key("head", load["head"])]
-    return _card(f"{metric['title']}: {'halves' if concurrent else 'order'} swapped", caption, rows, keys)
+    title = f"{'halves' if concurrent else 'order'} swapped" if swapped else "matched runs"
+    return _card(f"{metric['title']}: {title}", caption, rows, keys)
 
 
 def _arrow(axis: _Axis, base: float, head: float, better: str) -> str:

@@ -52,6 +52,22 @@ def comparison(out: Path, loads: int = 1) -> Plan:
     return plan
 
 
+@pytest.mark.parametrize(
+    ("names", "label"),
+    [
+        (["b-0.json", "b-1.json"], "b"),
+        (["left.json", "right.json"], "left-and-1-more"),
+        (["0.json", "1.json", "2.json"], "0-and-2-more"),
+        (["b-0.json"], "b-0.json"),
+    ],
+)
+def test_several_files_are_not_named_after_the_first(tmp_path: Path, names: list[str], label: str) -> None:
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    spec = ",".join(str(tmp_path / name) for name in names)
+    assert resolve_arm(f"run:{spec}", role="base", repo=None, recipe=None).label == label
+
+
 def write_run(path: Path, **facts: Any) -> Path:
     path.mkdir(parents=True)
     (path / "run.json").write_text(json.dumps(facts))
