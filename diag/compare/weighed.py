@@ -129,14 +129,16 @@ def _sides(pair: ScoredPair) -> Iterator[tuple[str, Side]]:
 
 
 def _censored(evidence: LoadEvidence) -> list[str]:
-    """`branch, run-2: 20 of 300 requests failed`, each once; which runs stands behind it."""
+    """`branch, run-2: 20 of 300 requests failed`, each reason once; which runs stands behind it."""
     found: dict[tuple[str, str], list[str]] = {}
     for arm, side in (one for pair in evidence.pairs for one in _sides(pair)):
         for reason in () if side.dismissed else side.censored:
             found.setdefault((arm, reason), []).append(side.result.directory.rpartition("/")[2])
     # A recorded arm of one file is called as its run.
     lines = [
-        f"{arm}: {reason}" if set(runs) == {arm} else f"{arm}, {_listed(runs)}: {reason}"
+        f"{arm}: {reason}"
+        if set(runs) == {arm}
+        else f"{arm}, {_listed(runs)}{' each' if len(runs) > 1 else ''}: {reason}"
         for (arm, reason), runs in found.items()
     ]
     more = len(lines) - MOST_REASONS

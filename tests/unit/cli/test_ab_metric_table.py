@@ -33,6 +33,13 @@ def test_runs_without_a_swap_are_no_pairs_in_the_title_and_not_called_swapped(tm
     assert "order swapped" not in page
 
 
+def test_what_failed_in_each_of_several_runs_is_no_total(tmp_path: Path) -> None:
+    made = Made(tmp_path, {"main": 10.0, "branch": 10.0}, pairs=2, aa_pairs=0)
+    made.failed = {"branch": 3}
+    (load,) = document(made.write())["loads"]
+    assert re.fullmatch(r"branch, run-1, run-2 and 2 more each: 3 of 120 requests failed", load["censored"][0])
+
+
 def test_a_row_of_fewer_pairs_says_so_below_the_table(tmp_path: Path) -> None:
     told = document(Made(tmp_path, {"main": 10.0, "branch": 12.0}, pairs=3, aa_pairs=0).write())
     one = next(metric for metric in told["loads"][0]["metrics"].values() if not metric["primary"])
