@@ -33,7 +33,7 @@ def plan_tables(plan: Plan) -> list[Table]:
 def _facts(plan: Plan) -> Iterator[list[str]]:
     yield ["compares", "; ".join(f"{one.base} → {one.head}" for one in plan.comparisons)]
     if any(arm.kind is not ArmKind.RECORDED for arm in plan.arms):
-        yield ["halves", "; ".join(_half(plan))]
+        yield ["halves" if len(plan.placement.halves) > 1 else "machine", "; ".join(_half(plan))]
     yield ["why so", plan.placement.reason]
     swap = (
         "each run again with the halves swapped" if plan.placement.concurrent else "each run again in the other order"
@@ -44,7 +44,9 @@ def _facts(plan: Plan) -> Iterator[list[str]]:
     yield ["pairs", pairs]
     yield [
         "A/A control",
-        f"{plan.aa_pairs} pairs of the base against itself first" if plan.aa_pairs else "none (--aa N)",
+        f"{plan.aa_pairs} {'pair' if plan.aa_pairs == 1 else 'pairs'} of the base against itself first"
+        if plan.aa_pairs
+        else "none (--aa N)",
     ]
     yield ["seed", str(plan.seed)]
     seconds = plan.expected_seconds()

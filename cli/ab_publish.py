@@ -11,7 +11,7 @@ from typing import Any
 
 from atom.bench.junit import JunitCase, junit_xml
 from atom.bench.rundir import RunDirectory, write_text
-from atom.cli.ab_tables import comparison_tables, verdict_lines
+from atom.cli.ab_tables import arms_text, comparison_tables, gate_name, verdict_lines
 from atom.cli.publish import Attempts, Output, TableConsole, append_step_summary, show_tables, write_or_print
 from atom.cli.render import markdown
 from atom.diag.compare.document import document
@@ -62,7 +62,7 @@ def _complain(told: Mapping[str, Any]) -> None:
         print(line, file=sys.stderr)
     for gate in told["gates"]:
         if gate["outcome"] != "pass":
-            print(f"gate {gate['outcome']}: {gate['gate']}: {gate['reason']}", file=sys.stderr)
+            print(f"gate {gate['outcome']}: {gate_name(gate, told)}: {gate['reason']}", file=sys.stderr)
 
 
 def comparison_junit(told: Mapping[str, Any]) -> str:
@@ -74,10 +74,12 @@ def comparison_junit(told: Mapping[str, Any]) -> str:
 
 def _cases(told: Mapping[str, Any]) -> Iterator[JunitCase]:
     for load in told["loads"]:
+        arms = f" ({arms})" if (arms := arms_text(load, told)) else ""
         evidence = not load["censored"] and any(pair["complete"] for pair in load["pairs"])
-        yield JunitCase(f"{load['load']}: {load['primary']}", error=None if evidence else load["sentence"])
+        yield JunitCase(f"{load['load']}: {load['primary']}{arms}", error=None if evidence else load["sentence"])
     for gate in told["gates"]:
-        name = f"gate {gate['gate']}" + (f" ({gate['load']})" if gate.get("load") else "")
+        where = ", ".join(filter(None, (gate["load"], arms_text(gate, told))))
+        name = f"gate {gate['gate']}" + (f" ({where})" if where else "")
         yield JunitCase(
             name,
             failure=gate["reason"] if gate["outcome"] == "fail" else None,

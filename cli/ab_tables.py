@@ -18,7 +18,7 @@ from atom.cli.ab_section_tables import (
 )
 from atom.cli.render import Table, number, table_width
 
-__all__ = ["comparison_tables", "signed", "signed_percent", "verdict_lines"]
+__all__ = ["arms_text", "comparison_tables", "gate_name", "signed", "signed_percent", "verdict_lines"]
 
 LONGEST_LABEL: Final = 13
 NARROW_LABEL: Final = 8
@@ -72,7 +72,8 @@ def _troubles(document: Document) -> Iterator[Table]:
         notes += [f"{word}: {reason}" for reason in document["reasons"]]
         notes += _advice(document)
     if document["confounded"]:
-        notes.append("CONFOUNDED: more than the compared thing differs between the arms")
+        one = len(document["confounded"]) == 1
+        notes.append(f"CONFOUNDED: the arms differ in {'one thing' if one else 'things'} more than what is compared")
         notes += [f"  {line}" for line in document["confounded"]]
     if notes:
         yield Table("", (), (), notes)
@@ -172,7 +173,6 @@ _FAMILIES: Final = (
     "two families, each wrong in at most 5% of comparisons without a difference: what decides, and everything else"
 )
 _CONFOUNDED: Final = "confounded: "
-_INDICATIVE: Final = "indicative: "
 _EQUIVALENT: Final = "equivalent within"
 
 
@@ -183,7 +183,8 @@ def _metric_table(
     what = "matched run" if any(len(pair["runs"]) < 2 for pair in load["pairs"]) else "pair"
     count = f"{pairs} {what}" + ("" if pairs == 1 else "s")
     title = f"{load['load']}: {load['base']} → {load['head']}, {count} · {load['shape']}"
-    marks = [mark for mark in (_CONFOUNDED, _INDICATIVE) if all(mark in one["short"] for one in metrics)]
+    marks = [_CONFOUNDED] if all(_CONFOUNDED in one["short"] for one in metrics) else []
+    indicative = [one["pairs"] == 1 and one["finding"] is not None for one in metrics]
     floors = wide and any(one["noise_floor_pct"] is not None for one in metrics)
     columns = ["metric", *_names(load["base"], load["head"], document, LONGEST_LABEL if wide else NARROW_LABEL)]
     columns += [*(["Δ"] if wide else []), "Δ %", _interval_head(metrics), *(["noise\nfloor (%)"] if floors else [])]
@@ -193,11 +194,11 @@ def _metric_table(
     notes = [one for one in load["remarks"] if one not in said]
     notes += [f"{one['title']}: {one['pairs']} of {count}" for one in metrics if 0 < one["pairs"] < pairs]
     notes += [*([] if wide else _below(metrics, marks)), f"{PRIMARY}decides: declared before anything ran"]
-    if len(metrics) > 1 and not any(one["word"] == "censored" for one in metrics):
+    if len(metrics) > 1 and not all(indicative) and not any(one["word"] == "censored" for one in metrics):
         notes.append(_FAMILIES)
     if _CONFOUNDED in marks:
-        notes.append("confounded: the arms differ in more than one thing")
-    if _INDICATIVE in marks:
+        notes.append("confounded: the arms differ in more than what is compared")
+    if any(indicative):
         notes.append("indicative: of one pair, which does not show how much pairs scatter")
     return Table(title, columns, rows, notes, text_columns=(len(columns) - 1,))
 
@@ -234,7 +235,7 @@ def _unmarked(text: str, marks: Sequence[str]) -> str:
 def _word(metric: Mapping[str, Any], text: str) -> str:
     """The verdict in a narrow column: what the figures say, without the rest of it."""
     finding = metric["finding"]
-    return text if finding is None else text[: text.index(finding) + len(finding)]
+    return text if finding is None or finding not in text else text[: text.index(finding) + len(finding)]
 
 
 def _below(metrics: Sequence[Mapping[str, Any]], marks: Sequence[str]) -> Iterator[str]:
@@ -318,9 +319,20 @@ def _files(files: Sequence[Mapping[str, Any]]) -> list[str]:
 def _gate_tables(document: Document) -> list[Table]:
     rows = []
     for gate in document["gates"]:
-        where = f"{gate['load']}: " if gate.get("load") else ""
-        rows.append([f"{where}{gate['gate']}", f"{str(gate['outcome']).upper()}: {gate['reason']}"])
+        rows.append([gate_name(gate, document), f"{str(gate['outcome']).upper()}: {gate['reason']}"])
     return [Table("gates", ("gate", "outcome"), rows)] if rows else []
+
+
+def gate_name(gate: Mapping[str, Any], document: Document) -> str:
+    """With its load, and with its arms where there are several comparisons."""
+    where = [gate["load"]] if gate["load"] is not None else []
+    where += [arms] if (arms := arms_text(gate, document)) else []
+    return ": ".join([*([", ".join(where)] if where else []), gate["gate"]])
+
+
+def arms_text(one: Mapping[str, Any], document: Document) -> str:
+    """`main → branch` of a load's or gate's document; empty where there is one comparison."""
+    return f"{one['base']} → {one['head']}" if one["base"] and len(document["comparisons"]) > 1 else ""
 
 
 def _scope_tables(document: Document) -> list[Table]:

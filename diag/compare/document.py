@@ -17,7 +17,7 @@ from atom.diag.compare.accuracy import accuracy_section
 from atom.diag.compare.api_process import api_process_section
 from atom.diag.compare.causal import Question, causal_section
 from atom.diag.compare.conductor import given_up
-from atom.diag.compare.confounds import confounded, observed
+from atom.diag.compare.confounds import confounded, factors, observed
 from atom.diag.compare.crossover import crossover_section
 from atom.diag.compare.evidence import ScoredPair, metric_effects, scored_pairs
 from atom.diag.compare.failures import failure_of
@@ -252,9 +252,10 @@ def _scope(view: _View, run: Mapping[str, Any]) -> dict[str, str]:
         "devices": ""
         if recorded
         else ", ".join(dict.fromkeys(map(str, run.get("devices") or []))) or f"{host.get('cpus', '?')} CPUs",
-        "halves": ""
+        "halves" if len(halves) > 1 else "placement": ""
         if not any(arm.kind in (ArmKind.REF, ArmKind.RECIPE) for arm in plan.arms)
-        else " / ".join(halves) + (", at the same time" if plan.placement.concurrent else ", in turns"),
+        else (" / ".join(halves) if halves != ["whole"] else "the whole machine")
+        + (", at the same time" if plan.placement.concurrent else ", in turns"),
         "model": _once(target.get("model") for target in targets),
         "executor": _once(_executor(target.get("executor")) for target in targets),
         "recipe": _once(recipes),
@@ -437,7 +438,6 @@ def _worth(
     reasons = [f"{name}: {line}" for name, lines in unproven.items() for line in lines]
     reasons += [f"{load['load']}: censored: {line}" for load in loads for line in load["censored"]]
     reasons += [reason for load in loads if load["section"] != "gc" for reason in _invalid(load)]
-    reasons += [f"{load['load']}: {line}" for load in loads if load["control"] for line in load["control"]["left_out"]]
     compared = [load for load in loads if any(pair["complete"] for pair in load["pairs"])]
     if view.plan.loads and not compared and not any(view.directories(view.plan.comparisons[0], "accuracy")):
         reasons.append("no pair was completed")
@@ -470,21 +470,35 @@ def _invalid(load: Mapping[str, Any]) -> list[str]:
 
 
 def _headline(view: _View, sections: Mapping[str, Any]) -> str | None:
-    """What stands above the loads' sentences: an arm that cannot be run."""
+    """What stands above the loads' sentences: an arm that cannot be run, arms that do not differ."""
     lost = [arm for arm in view.plan.arms if (runs := _arm(view, arm)["runs"])["failed"] and not runs["recorded"]]
     if lost:
         names = " and ".join(arm.label for arm in lost)
         return f"{names} could not be run, so there is nothing to compare with"
+    told = [line for one in view.plan.comparisons if (line := _sameness(view, one)) is not None]
     if sections["gc"] is not None:
-        return f"API process: {sections['gc']['verdict']}"
-    return None
+        told.append(f"API process: {sections['gc']['verdict']}")
+    return "; ".join(told) or None
+
+
+def _sameness(view: _View, comparison: Comparison) -> str | None:
+    """Of two names of one commit that is run in one way."""
+    base, head = (view.plan.arm(label) for label in (comparison.base, comparison.head))
+    commit = base.provenance.get("sha")
+    loads = [load for load in view.plan.loads if load.section != "accuracy"] or view.plan.loads
+    if base.kind is not ArmKind.REF or commit is None or any(factors(base, head, load) for load in loads):
+        return None
+    return f"{base.label} and {head.label} are one commit ({str(commit)[:12]}), run in one way: what differs is noise"
 
 
 def _word(loads: Sequence[Mapping[str, Any]]) -> str:
-    """Of each load; never several folded into one."""
+    """Of each load, and of each comparison where there are several; never several folded into one."""
     if len(loads) == 1:
         return str(loads[0]["word"])
-    return ", ".join(f"{load['load']}: {load['word']}" for load in loads) or "nothing was compared"
+    several = len({load["comparison"] for load in loads}) > 1
+    arms = {load["comparison"]: f", {load['base']} → {load['head']}" if several else "" for load in loads}
+    told = (f"{load['load']}{arms[load['comparison']]}: {load['word']}" for load in loads)
+    return ("; " if several else ", ").join(told) or "nothing was compared"
 
 
 def _notes(view: _View, run: Mapping[str, Any], loads: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -513,9 +527,14 @@ FIGURES: Final = {
 
 
 def _figures(loads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """`LOAD.METRIC_delta_pct` and so on; with one load also without its name."""
-    figures = {}
+    """`LOAD.METRIC_delta_pct` and so on of the first comparison, `LOAD.ARM.METRIC_delta_pct` of another, by its head;
+    of the first, with one load, also without its name."""
+    figures: dict[str, Any] = {}
+    alone = len({load["load"] for load in loads}) == 1
     for load in loads:
+        is_first = load["comparison"] == loads[0]["comparison"]
+        prefixes = [f"{load['load']}."] if is_first else [f"{load['load']}.{load['head']}."]
+        prefixes += [""] if is_first and alone else []
         for name, metric in load["metrics"].items():
             low, high = metric["ci_pct"] or (None, None)
             values = {**metric, "ci_low_pct": low, "ci_high_pct": high}
@@ -527,7 +546,5 @@ def _figures(loads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     "definition": f"{metric['title']}: {definition}",
                     "supported": metric["supported"],
                 }
-                figures[f"{load['load']}.{name}_{key}"] = figure
-                if len(loads) == 1:
-                    figures[f"{name}_{key}"] = figure
+                figures |= {f"{prefix}{name}_{key}": figure for prefix in prefixes}
     return figures

@@ -59,6 +59,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
+        if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
+            what = "holds several results (--append-result): split it into one file each"
+            raise UsageError(f"{path} {what}") from None
         raise UsageError(f"{path} is not one JSON object: {error}") from None
     if not isinstance(value, dict):
         raise UsageError(f"{path} must hold a JSON object")

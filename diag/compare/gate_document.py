@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from atom.diag.compare.gates import Gate, GateOutcome, judge_gate, judge_gates
 from atom.diag.compare.metrics import METRICS
-from atom.diag.compare.model import Load
+from atom.diag.compare.model import Comparison, Load
 from atom.diag.compare.plan import Plan
 from atom.diag.compare.statistics import ALPHA
 from atom.diag.compare.verdict import judge
@@ -41,14 +41,13 @@ def load_gates(loads: Sequence[Weighed]) -> list[list[GateDocument]]:
     told: list[list[GateDocument]] = [[] for _ in loads]
     for (place, gate, name), result in zip(known, results, strict=True):
         reason = result.text.partition(": ")[2] or result.text
-        told[place].append(_gate(gate, name, loads[place].evidence.load.name, result.outcome, reason))
+        told[place].append(_gate(gate, name, loads[place].evidence, result.outcome, reason))
     for place, gate, name in asked:
         if name not in loads[place].metrics:
-            load = loads[place].evidence.load.name
             reason = "it is not in the records of both arms"
             if gate.load is None:
                 reason += f"; LOAD/{name}:{gate.slower_pct:g}% is of a load that has it"
-            told[place].append(_gate(gate, name, load, GateOutcome.UNDECIDED, reason))
+            told[place].append(_gate(gate, name, loads[place].evidence, GateOutcome.UNDECIDED, reason))
     return told
 
 
@@ -56,7 +55,7 @@ def unmatched_gates(plan: Plan) -> list[GateDocument]:
     """Gates on a load that the plan does not have."""
     names = {load.name for load in plan.loads if load.section == "load"}
     return [
-        _gate(gate, gate.metric, gate.load, GateOutcome.UNDECIDED, "this load is not one that has gates")
+        _gate(gate, gate.metric, None, GateOutcome.UNDECIDED, "this load is not one that has gates")
         for gate in _plan_gates(plan)
         if not names or gate.load not in (None, *names)
     ]
@@ -100,16 +99,26 @@ def _plan_gates(plan: Plan) -> list[Gate]:
     ]
 
 
-def _gate(gate: Gate, name: str | None, load: str | None, outcome: GateOutcome, reason: str) -> GateDocument:
+def _gate(
+    gate: Gate, name: str | None, evidence: LoadEvidence | None, outcome: GateOutcome, reason: str
+) -> GateDocument:
+    """`evidence`: what the gate was held against; None: no load is the gate's."""
     title = "primary metric" if name is None else METRICS[name].title if name in METRICS else name
     return {
-        "load": load,
+        **_of(None if evidence is None else evidence.comparison),
+        "load": gate.load if evidence is None else evidence.load.name,
         "gate": f"{title} at most {gate.slower_pct:g}% slower",
         "metric": name,
         "limit_pct": gate.slower_pct,
         "outcome": str(outcome),
         "reason": reason,
     }
+
+
+def _of(comparison: Comparison | None) -> GateDocument:
+    if comparison is None:
+        return dict.fromkeys(("comparison", "base", "head"))
+    return {"comparison": comparison.key, "base": comparison.base, "head": comparison.head}
 
 
 # ---- of sections
@@ -126,7 +135,9 @@ def section_gates(plan: Plan, sections: Mapping[str, Any], untrusted: Iterable[s
         result = _SECTION_GATES[name](sections[name], limit)
         if name in untrusted:
             result = {"outcome": "undecided", "reason": "its runs are not valid evidence of their arms"}
-        told.append({"gate": name, "load": None, "metric": None, "limit_pct": limit, **result})
+        told.append(
+            {**_of(plan.comparisons[0]), "gate": name, "load": None, "metric": None, "limit_pct": limit, **result}
+        )
     return told
 
 

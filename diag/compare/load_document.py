@@ -194,6 +194,8 @@ def _short(verdict: Verdict, evidence: MetricEvidence) -> str:
     """The verdict where the figures stand beside it."""
     if verdict.finding is None:
         return verdict.word
+    if verdict.indicative:
+        return "confounded: indicative" if evidence.confounded else "indicative"
     text: str = verdict.finding
     interval = evidence.estimate.ci_pct
     margin = evidence.margin_pct
@@ -203,8 +205,7 @@ def _short(verdict: Verdict, evidence: MetricEvidence) -> str:
         text += f", within the {margin:g}% margin" if max(map(abs, interval)) < margin else ""
     elif verdict.finding == "inconclusive" and verdict.n_more is not None:
         text += f": {pairs_text(verdict.n_more)}"
-    marks = ["confounded"] if evidence.confounded else []
-    return ": ".join([*marks, *(["indicative"] if verdict.indicative else []), text])
+    return f"confounded: {text}" if evidence.confounded else text
 
 
 def _counted(pairs: Sequence[ScoredPair]) -> list[ScoredPair]:

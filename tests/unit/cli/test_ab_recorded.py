@@ -225,6 +225,38 @@ def test_more_than_two_arms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "local" in capsys.readouterr().out
 
 
+def test_figures_and_words_of_several_arms_name_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    specs = [arm(tmp_path, "before"), arm(tmp_path, "after", factor=1.3)]
+    junit = tmp_path / "ab.xml"
+    options = ("--arm", f"bypass:{arm(tmp_path, 'local', factor=1.6)}", "--fail-if-slower", "2%", "--junit", str(junit))
+    _, told = compare(tmp_path, specs, *options)
+    gates = capsys.readouterr().out.partition("gate ")[2]
+    for head in ("after", "local"):
+        assert f"before → {head}" in gates
+    assert [(one["base"], one["head"]) for one in told["gates"]] == [("before", "after"), ("before", "local")]
+    assert [one["comparison"] for one in told["gates"]] == [one["key"] for one in told["comparisons"]]
+    names = [case.get("name") for case in ElementTree.parse(junit).getroot().iter("testcase")]
+    assert len(set(names)) == len(names) == 4
+    for name, expected in (("", 30), ("recorded.", 30), ("recorded.local.", 60)):
+        assert main(["get", str(tmp_path / "out"), f"{name}itl_p50_delta_pct"]) == 0
+        assert float(capsys.readouterr().out) == pytest.approx(expected, abs=1)
+    assert main(["get", str(tmp_path / "out"), "verdict"]) == 0
+    assert capsys.readouterr().out == "recorded, before → after: slower; recorded, before → local: slower\n"
+    options = (*options[:4], "--quiet")
+    main(["ab-compare", *specs, *options, "--output-dir", str(tmp_path / "quiet")])
+    errors = capsys.readouterr().err
+    assert "gate fail: recorded, before → after: ITL p50" in errors
+    assert "gate fail: recorded, before → local: ITL p50" in errors
+
+
+def test_several_results_in_one_file_are_to_be_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_result(tmp_path / "a.json")
+    path.write_text(f"{path.read_text()}\n" * 2)
+    assert main(["ab-compare", f"run:{path}", f"run:{path}", "--output-dir", str(tmp_path / "out")]) == 2
+    expected = f"error: {path} holds several results (--append-result): split it into one file each\n"
+    assert capsys.readouterr().err == expected
+
+
 def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     specs = [arm(tmp_path, "a"), arm(tmp_path, "b")]
     assert main(["ab-compare", *specs, "--dry-run", "--output-dir", str(tmp_path / "out")]) == 0

@@ -18,6 +18,7 @@ from atom.cli.ab_tables import comparison_tables, verdict_lines
 from atom.cli.render import markdown, print_tables
 from atom.diag.compare.crossover import CROSSED
 from atom.diag.compare.document import document
+from atom.diag.compare.model import Half, Placement
 from tests.unit.diag.compare.test_page import Made
 
 
@@ -27,13 +28,17 @@ def shown_at(told: Mapping[str, Any], width: int = 80) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
-def test_what_holds_of_all_verdicts_stands_in_the_head_of_their_column(tmp_path: Path) -> None:
+def test_one_pair_is_called_indicative_and_nothing_else(tmp_path: Path) -> None:
     told = document(Made(tmp_path, {"main": 10.0, "branch": 12.0}, pairs=1, aa_pairs=0).write())
     for width in (80, 200):
         shown = shown_at(told, width)
         table = shown[shown.index("random: main → branch, 1 pair") :]
-        assert table.count("indicative") == 2  # the head of the column, and what it means
-        assert "slower" in table
+        table = table.partition("this result holds")[0]
+        rows = [line for line in table.splitlines() if line.rstrip().endswith("indicative")]
+        assert len(rows) == sum(one["pairs"] == 1 for one in told["loads"][0]["metrics"].values())
+        assert "slower" not in table
+        assert "two families" not in table  # their rate of error is of more than one pair
+        assert table.count("indicative: of one pair") == 1
         assert "noise" not in table.partition("ITL p50 (ms)")[0]  # no A/A pairs, no column of dashes
         assert max(map(len, shown.splitlines())) <= width
 
@@ -43,6 +48,25 @@ def test_what_holds_of_several_metrics_is_one_sentence(tmp_path: Path) -> None:
     lines = shown_at(told).splitlines()
     assert sum(line.rstrip().endswith(" equivalent") for line in lines) > 1
     assert lines.count("equivalent: within 1%") == 1
+
+
+def test_two_names_of_one_commit_are_said_to_be_one(tmp_path: Path) -> None:
+    made = Made(tmp_path, {"main": 10.0, "branch": 10.0}, pairs=2, aa_pairs=0)
+    same = [replace(one, provenance={**one.provenance, "sha": "a" * 40}) for one in made.plan.arms]
+    made.plan = replace(made.plan, arms=tuple(same))
+    said = "main and branch are one commit (aaaaaaaaaaaa), run in one way: what differs is noise"
+    assert verdict_lines(document(made.write()))[0] == said
+    made.plan = replace(made.plan, arms=(same[0], replace(same[1], env={"A": "1"})))
+    made.plan.write(made.out)
+    assert said not in verdict_lines(document(made.out))
+
+
+def test_one_whole_machine_is_no_half(tmp_path: Path) -> None:
+    made = Made(tmp_path, {"main": 10.0, "branch": 10.0}, pairs=1, aa_pairs=1)
+    placement = Placement(halves=(Half(name="whole"),), reason="of the test")
+    shown = markdown(plan_tables(replace(made.plan, placement=placement, schedule=())))
+    assert "| halves" not in shown
+    assert "1 pair of the base" in shown
 
 
 def test_the_noise_floor_has_a_column_where_it_was_measured(tmp_path: Path) -> None:

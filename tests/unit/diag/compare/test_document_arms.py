@@ -14,7 +14,7 @@ from atom.cli.dispatch import main
 from atom.diag.compare.crossover import CROSSED
 from atom.diag.compare.document import document
 from atom.diag.compare.journal import Journal, read_records
-from atom.diag.compare.model import Purpose, RunResult
+from atom.diag.compare.model import MatchedRun, Purpose, RunResult
 from tests.unit.diag.compare.test_page import Made
 
 S = 1_000_000_000
@@ -76,6 +76,22 @@ def test_a_cell_that_does_not_start_takes_nothing_from_the_other_cells(tmp_path:
         "base-head": "did not start",
     }
     assert cross["simple"]["source on the base's runtime"]["pct"] < -10
+
+
+class OneControlFails(Made):
+    def _run(self, journal: Journal, run: MatchedRun, side: int) -> RunResult:
+        self.failed = {"main": 30} if run.purpose is Purpose.CONTROL and run.pair == 0 else {}
+        return super()._run(journal, run, side)
+
+
+def test_a_control_that_is_no_evidence_takes_nothing_from_the_comparison(tmp_path: Path) -> None:
+    told = document(OneControlFails(tmp_path, {"main": 10.0, "branch": 12.0}, pairs=3, aa_pairs=2).write())
+    assert (told["valid"], told["reasons"], told["status"]) == (True, [], 0)
+    (load,) = told["loads"]
+    assert load["word"] == "slower"
+    (line,) = [one for one in load["remarks"] if "A/A pair 1 is in no noise floor" in one]
+    assert "requests failed" in line
+    assert line in load["control"]["left_out"]
 
 
 SECRET = "hunter2"
