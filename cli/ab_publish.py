@@ -11,7 +11,7 @@ from typing import Any
 
 from atom.bench.junit import JunitCase, junit_xml
 from atom.bench.rundir import RunDirectory, write_text
-from atom.cli.ab_tables import arms_text, comparison_tables, gate_name, verdict_lines
+from atom.cli.ab_tables import arms_text, comparison_tables, gate_name, outcome_text, verdict_lines
 from atom.cli.publish import Attempts, Output, TableConsole, append_step_summary, show_tables, write_or_print
 from atom.cli.render import markdown
 from atom.diag.compare.document import document
@@ -61,8 +61,8 @@ def _complain(told: Mapping[str, Any]) -> None:
     for line in [*verdict_lines(told), *told["reasons"]]:
         print(line, file=sys.stderr)
     for gate in told["gates"]:
-        if gate["outcome"] != "pass":
-            print(f"gate {gate['outcome']}: {gate_name(gate, told)}: {gate['reason']}", file=sys.stderr)
+        if gate["outcome"] != "pass" or gate["confounded"]:
+            print(f"gate {outcome_text(gate)}: {gate_name(gate, told)}: {gate['reason']}", file=sys.stderr)
 
 
 def comparison_junit(told: Mapping[str, Any]) -> str:
@@ -79,11 +79,12 @@ def _cases(told: Mapping[str, Any]) -> Iterator[JunitCase]:
         yield JunitCase(f"{load['load']}: {load['primary']}{arms}", error=None if evidence else load["sentence"])
     for gate in told["gates"]:
         where = ", ".join(filter(None, (gate["load"], arms_text(gate, told))))
-        name = f"gate {gate['gate']}" + (f" ({where})" if where else "")
+        name = f"gate {gate['gate']}" + f" ({where})" * bool(where) + " (confounded)" * bool(gate["confounded"])
+        unanswered = gate["outcome"] == "undecided" or (gate["outcome"] == "pass" and gate["unasked"])
         yield JunitCase(
             name,
             failure=gate["reason"] if gate["outcome"] == "fail" else None,
-            error=gate["reason"] if gate["outcome"] == "undecided" else None,
+            error=gate["reason"] if unanswered else None,
         )
     tests = told.get("tests") or {"changed": [], "new_failures": []}
     changed = {one["test"]: f"{one['base']} → {one['head']}: {one['message']}" for one in tests["changed"]}

@@ -6,7 +6,7 @@ Tables of unit tests, accuracy and the API process are `cli/ab_section_tables.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from atom.cli.ab_causal_tables import causal_tables
@@ -18,7 +18,7 @@ from atom.cli.ab_section_tables import (
 )
 from atom.cli.render import Table, number, table_width
 
-__all__ = ["arms_text", "comparison_tables", "gate_name", "signed", "signed_percent", "verdict_lines"]
+__all__ = ["arms_text", "comparison_tables", "gate_name", "outcome_text", "signed", "signed_percent", "verdict_lines"]
 
 LONGEST_LABEL: Final = 13
 NARROW_LABEL: Final = 8
@@ -319,7 +319,7 @@ def _files(files: Sequence[Mapping[str, Any]]) -> list[str]:
 def _gate_tables(document: Document) -> list[Table]:
     rows = []
     for gate in document["gates"]:
-        rows.append([gate_name(gate, document), f"{str(gate['outcome']).upper()}: {gate['reason']}"])
+        rows.append([gate_name(gate, document), f"{outcome_text(gate, str.upper)}: {gate['reason']}"])
     return [Table("gates", ("gate", "outcome"), rows)] if rows else []
 
 
@@ -328,6 +328,10 @@ def gate_name(gate: Mapping[str, Any], document: Document) -> str:
     where = [gate["load"]] if gate["load"] is not None else []
     where += [arms] if (arms := arms_text(gate, document)) else []
     return ": ".join([*([", ".join(where)] if where else []), gate["gate"]])
+
+
+def outcome_text(gate: Mapping[str, Any], case: Callable[[str], str] = str) -> str:
+    return f"{case(gate['outcome'])}{' (confounded)' if gate['confounded'] else ''}"
 
 
 def arms_text(one: Mapping[str, Any], document: Document) -> str:

@@ -8,7 +8,7 @@ what. `factors` names all that differs, from what was asked for; `confounded` ad
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from atom.recipes.errors import UsageError
 from atom.recipes.recipe import Recipe
 from atom.recipes.resolve import resolve_recipe
 
-__all__ = ["Factor", "confounded", "factors", "observed"]
+__all__ = ["Factor", "confounded", "factors", "observed", "unasked"]
 
 _SHOWN: Final = 4
 _COMPARED: Final = ("source", "kind", "url", "server")
@@ -36,6 +36,8 @@ class Factor:
 
     name: str
     text: str
+    asked: bool = False
+    """By an option of one arm: its environment, variables, server arguments, image or Python."""
 
 
 def confounded(
@@ -48,13 +50,22 @@ def confounded(
 
     `load`: whose recipe arms without one of their own run with. `seen`: what `observed` found in the runs.
     """
+    return [f"{one.name}: {one.text}" for one in _confounding(base, head, load, seen)]
+
+
+def unasked(base: Arm, head: Arm, load: Load | None = None, seen: Iterable[Factor] = ()) -> list[str]:
+    """Of what `confounded` lists, that which no option of an arm asked for: a gate is no answer then."""
+    return [f"{one.name}: {one.text}" for one in _confounding(base, head, load, seen) if not one.asked]
+
+
+def _confounding(base: Arm, head: Arm, load: Load | None, seen: Iterable[Factor]) -> list[Factor]:
     found = factors(base, head, load)
     told = {factor.name for factor in found}
     found += [one for one in seen if one.name not in told]
     if len(found) <= 1:
         return []
     treatment = next((one for one in found if one.name in _COMPARED), None)
-    return [f"{one.name}: {one.text}" for one in found if one is not treatment]
+    return [one for one in found if one is not treatment]
 
 
 def factors(base: Arm, head: Arm, load: Load | None = None) -> list[Factor]:
@@ -118,14 +129,17 @@ def _server(recipe: Recipe) -> str:
 
 
 def _changes(base: Arm, head: Arm) -> Iterator[Factor]:
-    yield from _mappings("env", base.env, head.env)
-    yield from _mappings("variable", base.variables, head.variables)
-    yield from _words("server argument", base.server_args, head.server_args)
+    found = [
+        *_mappings("env", base.env, head.env),
+        *_mappings("variable", base.variables, head.variables),
+        *_words("server argument", base.server_args, head.server_args),
+    ]
+    yield from (replace(one, asked=True) for one in found)
 
 
 def _runtimes(base: Arm, head: Arm) -> Iterator[Factor]:
     if base.image != head.image:
-        yield Factor("image", _both(base.image, head.image))
+        yield Factor("image", _both(base.image, head.image), asked=True)
         return  # it has another Python and other packages in any case
     interpreters = [arm.provenance.get("interpreter") for arm in (base, head)]
     packages = [arm.provenance.get("packages") for arm in (base, head)]
@@ -137,7 +151,7 @@ def _runtimes(base: Arm, head: Arm) -> Iterator[Factor]:
     if all(isinstance(one, Mapping) for one in packages):
         texts += _listed(_differing(*packages))  # type: ignore[arg-type]
     if texts:
-        yield Factor("python", "; ".join(texts))
+        yield Factor("python", "; ".join(texts), asked=base.python != head.python)
 
 
 def _mappings(name: str, base: Mapping[str, Any], head: Mapping[str, Any]) -> Iterator[Factor]:

@@ -7,7 +7,7 @@ One load is `load_document.py`'s; the fields are described in docs/ab_compare.md
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ from atom.diag.compare.accuracy import accuracy_section
 from atom.diag.compare.api_process import api_process_section
 from atom.diag.compare.causal import Question, causal_section
 from atom.diag.compare.conductor import given_up
-from atom.diag.compare.confounds import confounded, factors, observed
+from atom.diag.compare.confounds import confounded, factors, observed, unasked
 from atom.diag.compare.crossover import crossover_section
 from atom.diag.compare.evidence import ScoredPair, metric_effects, scored_pairs
 from atom.diag.compare.failures import failure_of
@@ -62,8 +62,9 @@ def document(out: Path) -> dict[str, Any]:
         *unmatched_gates(plan),
         *section_gates(plan, sections, {plan.load(name).section for name in unproven}),
     ]
+    gates = [_marked(gate, view) for gate in gates]
     for load in loads:
-        load["gates"] = [_of_proven(gate, unproven) for gate in load["gates"]]
+        load["gates"] = [_of_proven(_marked(gate, view), unproven) for gate in load["gates"]]
     result: dict[str, Any] = {
         "title": TITLE,
         "ended": run.get("ended"),
@@ -110,7 +111,7 @@ def comparison_status(told: Mapping[str, Any]) -> ExitStatus:
     if any(arm["runs"]["failed"] and not arm["runs"]["recorded"] for arm in told["arms"]):
         return ExitStatus.FAILED
     outcomes = {gate["outcome"] for gate in told["gates"]}
-    if "undecided" in outcomes or not told["valid"]:
+    if "undecided" in outcomes or not told["valid"] or any(gate["unasked"] for gate in told["gates"]):
         return ExitStatus.INVALID
     return ExitStatus.GATE if "fail" in outcomes else ExitStatus.OK
 
@@ -148,12 +149,12 @@ class _View:
                     problem=self.why_not(comparison),
                 )
 
-    def confounded(self, comparison: Comparison) -> list[str]:
-        """By the plan and by what the runs show."""
+    def confounded(self, comparison: Comparison, which: Callable[..., list[str]] = confounded) -> list[str]:
+        """By the plan and by what the runs show. `which`: of it all, or what was not asked for."""
         seen = observed(self.matched(comparison))
         base, head = (self.plan.arm(label) for label in (comparison.base, comparison.head))
         loads = [load for load in self.plan.loads if load.section != "accuracy"] or self.plan.loads
-        return list(dict.fromkeys(line for load in loads for line in confounded(base, head, load, seen)))
+        return list(dict.fromkeys(line for load in loads for line in which(base, head, load, seen)))
 
     def matched(self, comparison: Comparison) -> Iterator[tuple[Path, Path]]:
         """Run directories of base and head of every matched run that has both."""
@@ -420,6 +421,16 @@ def _of_proven(gate: dict[str, Any], unproven: Mapping[str, Sequence[str]]) -> d
     """A gate decides nothing about code that was not seen to run."""
     lines = unproven.get(gate["load"])
     return gate if not lines else {**gate, "outcome": "undecided", "reason": lines[0]}
+
+
+def _marked(gate: dict[str, Any], view: _View) -> dict[str, Any]:
+    """With what its arms differ in besides what is compared. Unit tests run under no load, on the refs alone."""
+    compared = next((one for one in view.plan.comparisons if one.key == gate["comparison"]), None)
+    if compared is None or gate["gate"] == "tests":
+        return {**gate, "confounded": [], "unasked": []}
+    lines = view.confounded(compared, unasked)
+    reason = f"{gate['reason']}; the arms differ in {lines[0]}" if lines else gate["reason"]
+    return {**gate, "reason": reason, "confounded": view.confounded(compared), "unasked": lines}
 
 
 def _worth(

@@ -327,7 +327,7 @@ def test_figures_are_there_under_both_names(tmp_path: Path) -> None:
     assert told["figures"]["itl_p50_base"] == told["figures"]["recorded.itl_p50_base"]
 
 
-def test_results_of_different_loads_are_marked(tmp_path: Path) -> None:
+def test_results_of_different_loads_are_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each arm's results differ among themselves in the same way, so only matched results show it."""
     specs = [arm(tmp_path, "a"), arm(tmp_path, "b")]
     for label, lengths in (("a", (64, 64, 64)), ("b", (64, 128, 256))):
@@ -335,9 +335,21 @@ def test_results_of_different_loads_are_marked(tmp_path: Path) -> None:
             path = tmp_path / f"{label}-{number}.json"
             told = json.loads(path.read_text(encoding="utf-8"))
             path.write_text(json.dumps({**told, "input_lens": [length] * REQUESTS}), encoding="utf-8")
-    _, told = compare(tmp_path, specs, "--quiet")
-    assert told["confounded"] == ["load input tokens: 7680 / 15360; 7680 / 30720"]
+    junit, page = tmp_path / "ab.xml", tmp_path / "ab.md"
+    options = ("--fail-if-slower", "5%", "--junit", str(junit), "--markdown", str(page))
+    status, told = compare(tmp_path, specs, "--quiet", *options)
+    differs = "load input tokens: 7680 / 15360; 7680 / 30720"
+    assert told["confounded"] == [differs]
     assert told["loads"][0]["word"].startswith("confounded")
+    (gate,) = told["gates"]
+    assert (status, told["status"], gate["outcome"]) == (4, 4, "pass")  # of loads that nobody meant to be different
+    assert gate["confounded"] == gate["unasked"] == [differs]
+    assert told["loads"][0]["gates"] == [gate]
+    assert f"the arms differ in {differs}" in gate["reason"]
+    assert "gate pass (confounded): " in capsys.readouterr().err
+    assert "PASS (confounded): " in page.read_text()
+    (error,) = ElementTree.parse(junit).getroot().iter("error")
+    assert differs in str(error.get("message"))
 
 
 def test_a_result_of_another_commit_is_stamped(tmp_path: Path) -> None:

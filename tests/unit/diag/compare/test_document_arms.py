@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from atom.bench.rundir import RunDirectory
+from atom.cli.ab_publish import comparison_junit
 from atom.cli.dispatch import main
 from atom.diag.compare.crossover import CROSSED
 from atom.diag.compare.document import document
@@ -92,6 +93,22 @@ def test_a_control_that_is_no_evidence_takes_nothing_from_the_comparison(tmp_pat
     (line,) = [one for one in load["remarks"] if "A/A pair 1 is in no noise floor" in one]
     assert "requests failed" in line
     assert line in load["control"]["left_out"]
+
+
+def test_a_gate_on_arms_that_differ_as_was_asked_for_answers_and_is_marked(tmp_path: Path) -> None:
+    made = Made(tmp_path, {"main": 10.0, "branch": 10.0}, pairs=3, aa_pairs=0)
+    base, head = made.plan.arms
+    changed = replace(head, env={"A": "1"}, server_args=("--flag",))
+    made.plan = replace(made.plan, arms=(base, changed), gates=({"slower_pct": 5.0},))
+    told = document(made.write())
+    (gate,) = told["gates"]
+    assert (gate["outcome"], told["status"]) == ("pass", 0)
+    assert (
+        gate["confounded"] == told["confounded"] == ["env A: unset / 1", "server argument --flag: not given / --flag"]
+    )
+    assert gate["unasked"] == []
+    assert "(confounded)" in comparison_junit(told)
+    assert "<error" not in comparison_junit(told)
 
 
 SECRET = "hunter2"
