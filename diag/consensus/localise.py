@@ -2,6 +2,8 @@
 
 By rule, in this order:
 1. Ranks hang in a call that others never entered: these are named.
+   Where ranks have no trace and even the least waiter waited long in the calls of a group, the late one is among those
+   without.
 2. A group in which some rank lost at least `SIGNIFICANT` of its time because another one came later is where the wait
    is. The late arriver is the rank that the others lost most time to.
 3. It is a symptom if forwards grew against the control, the growth explains most of the wait, and no bypass brings the
@@ -68,7 +70,7 @@ class Inflated:
 class Verdict:
     sentence: str
     rule: str
-    """`stuck`, `agreement`, `symptom`, `cost`, `elsewhere`, `nothing`."""
+    """`stuck`, `absent`, `agreement`, `symptom`, `cost`, `elsewhere`, `nothing`, `unknown`."""
     arm: str
     """Whose run it is about."""
     group: str | None = None
@@ -144,6 +146,8 @@ def localise(subject: Analysis, arms: Sequence[ArmRuns]) -> Verdict:
     """`arms`: all that were recorded, for what removing the agreement brings."""
     if (stuck := _stuck(subject)) is not None:
         return stuck
+    if (absent := _absent(subject)) is not None:
+        return absent
     group = _where(subject)
     if group is None:
         return _elsewhere(subject)
@@ -192,6 +196,57 @@ def _stuck(subject: Analysis) -> Verdict | None:
     return None
 
 
+def _absent(subject: Analysis) -> Verdict | None:
+    """Ranks without a trace, and even the rank that waited least waited long: for one of these."""
+    recording = subject.recording
+    missing = sorted(set(range(recording.size)) - {trace.rank for trace in recording.ranks})
+    if not missing:
+        return None
+    for group in sorted(subject.waits.values(), key=lambda one: -one.most_s):
+        least = _least_share(recording, group) if group.meets and len(group.ranks) > 1 else 0.0
+        if least >= SIGNIFICANT:
+            without = f"{_ranks(missing)} {'has' if len(missing) == 1 else 'have'} none"
+            return Verdict(
+                sentence=f"{_name(group)}, but the late rank is not among the traces ({without}): even the ranks that "
+                f"waited least waited {least:.1%} of the time in the calls",
+                rule="absent",
+                arm=subject.arm.label,
+                group=group.group.upper(),
+                inflated=subject.inflated,
+                details=["who waited for whom is told among the ranks with a trace alone"],
+            )
+    return None
+
+
+def _least_share(recording: Recording, group: GroupWaits) -> float:
+    """Of the time: the wait of the rank that waited least, call by call, where a member may be without a trace."""
+    wall = recording.wall_s
+    if not group.matched:
+        least = min(group.ranks, key=lambda one: one.total_s)
+        return (least.share or 0.0) if wall > 0 else float(least.total_s > 0)
+    first = recording.ranks[0]
+    whole = recording.size if group.collectives else {"pp": first.pp, "tp": first.tp}.get(group.group, recording.size)
+    by_members: dict[tuple[int, ...], float] = {}
+    for one in group.meetings:
+        if len(one.members) < whole:
+            by_members[one.members] = by_members.get(one.members, 0.0) + min(one.waits_s)
+    longest = max(by_members.values(), default=0.0)
+    return longest / wall if wall > 0 else float(longest > 0)
+
+
+def _unknown(subject: Analysis) -> str | None:
+    """Why nothing can be said about waits."""
+    recording = subject.recording
+    if recording.mode == "none":
+        return None
+    if len(recording.ranks) == 1:
+        rank = recording.ranks[0].rank
+        return f"rank {rank} of {recording.size} ranks is the only one with a trace"
+    if not subject.waits:
+        return "no calls in which ranks agree or meet were recorded"
+    return None
+
+
 def _where(subject: Analysis) -> GroupWaits | None:
     """The group in which most time was lost, if that is significant."""
     groups = sorted(subject.waits.values(), key=_lost, reverse=True)
@@ -220,6 +275,16 @@ def _elsewhere(subject: Analysis) -> Verdict:
     ]
     if subject.arm.mode == "none":
         costly.append("nothing is agreed on in this arm")
+    unknown = _unknown(subject)
+    if unknown is not None:
+        besides = "" if found is None else f"; what stands out is {found}"
+        return Verdict(
+            sentence=f"not known: {unknown}{besides}",
+            rule="unknown",
+            arm=label,
+            inflated=found,
+            details=[*([] if found is None else [_grown(found)]), *costly],
+        )
     if found is None:
         largest = max(subject.waits.values(), key=_lost, default=None)
         text = "the wait is not here: no rank waits for a late one, and no interval stands out"
@@ -340,13 +405,10 @@ def _late(subject: Analysis, group: GroupWaits) -> str:
 
 def _others(subject: Analysis, group: GroupWaits) -> list[str]:
     found = []
-    names = dict.fromkeys([*subject.waits, *(["tp"] if group.group == "pp" and not group.collectives else [])])
-    for name in names:
+    for name, other in subject.waits.items():
         if name == group.group:
             continue
-        other = subject.waits.get(name)
-        share = 0.0 if other is None else _share(subject, other)
-        against = 0.0 if other is None else _lost(other) / max(_lost(group), 1e-12)
+        share, against = _share(subject, other), _lost(other) / max(_lost(group), 1e-12)
         negligible = share < NEGLIGIBLE or against < NEGLIGIBLE
         found.append(f"{name.upper()} negligible" if negligible else f"{name.upper()} {share:.1%} of a rank")
     return found

@@ -153,3 +153,49 @@ def test_ranks_that_hang_in_a_call(tmp_path: Path, end: dict[str, Any] | None) -
 def test_nothing_but_a_control(tmp_path: Path) -> None:
     found = verdict(Pipeline([4, 4], "none", "control").write(tmp_path))
     assert found["details"] == ["nothing is agreed on in this arm"]
+
+
+@pytest.mark.parametrize("wall_s", [0.0, 4807.0])
+def test_the_late_rank_has_no_trace(tmp_path: Path, wall_s: float) -> None:
+    place = totals(tmp_path / "run", [4240, 3204, 2126, 0.082], wall_s, 5e-6)
+    (place / "rank-3.jsonl").unlink()
+    found = verdict(place)
+    assert found["sentence"].startswith("PP agreement, but the late rank is not among the traces (rank 3 has none)")
+    assert (found["rule"], found["group"], found["late_rank"]) == ("absent", "PP", None)
+
+
+@pytest.mark.parametrize(
+    ("gone", "rule"), [((3,), "absent"), ((2, 3), "absent"), ((0,), "agreement"), ((1, 2), "agreement")]
+)
+def test_calls_of_which_ranks_have_no_trace(tmp_path: Path, gone: Sequence[int], rule: str) -> None:
+    place = Pipeline([4, 4, 4, 8]).write(tmp_path / "run")
+    for rank in gone:
+        (place / f"rank-{rank}.jsonl").unlink()
+    found = verdict(place)
+    assert (found["rule"], found["late_rank"]) == (rule, 3 if rule == "agreement" else None)
+
+
+def test_ranks_that_waited_alike_for_one_without_a_trace(tmp_path: Path) -> None:
+    place = totals(tmp_path / "run", [50.0, 50.0, 0.0], 100.0)
+    (place / "rank-2.jsonl").unlink()
+    assert "the late rank is not among the traces (rank 2 has none)" in verdict(place)["sentence"]
+
+
+def test_one_rank_alone_says_nothing_of_waits(tmp_path: Path) -> None:
+    place = totals(tmp_path / "run", [1.0, 2.0], 100.0)
+    (place / "rank-1.jsonl").unlink()
+    found = verdict(place)
+    assert found["sentence"] == "not known: rank 0 of 2 ranks is the only one with a trace"
+    assert (found["rule"], found["group"]) == ("unknown", None)
+
+
+def test_without_calls_nothing_is_known_of_waits(tmp_path: Path) -> None:
+    for rank in range(2):
+        Writer(rank, 2).write(tmp_path, {"wall_s": 10.0})
+    assert verdict(tmp_path)["sentence"] == "not known: no calls in which ranks agree or meet were recorded"
+
+
+def test_a_group_that_was_never_recorded_is_not_called_negligible(tmp_path: Path) -> None:
+    for rank, wait in enumerate((50.0, 0.1)):
+        Writer(rank, 2).write(tmp_path, {"wall_s": 100.0, "wait_s": {"pp": wait}})
+    assert verdict(tmp_path)["sentence"] == "PP agreement, entered last by rank 1"
