@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-__all__ = ["read_regular", "read_tail"]
+__all__ = ["read_head", "read_regular", "read_tail"]
 
 _TAIL_BYTES: Final = 256 << 10
 
@@ -22,6 +22,12 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
     if len(raw) > most_bytes:
         raise OSError(errno.EFBIG, f"larger than {most_bytes:,} bytes", str(path))
     return raw
+
+
+def read_head(path: Path, most_bytes: int) -> bytes:
+    """The first bytes, at most so many. OSError if it is no regular file."""
+    with os.fdopen(_open(path), "rb") as file:
+        return file.read(most_bytes)
 
 
 def read_tail(path: Path, most_bytes: int = _TAIL_BYTES) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from atom.bench.regular_file import read_head
 from atom.diag.consensus.flight_recorder import complete_by_clock, is_flight_record, read_flight_record, refuse_pickle
 from atom.diag.consensus.foreign_json import load_json
 from atom.diag.consensus.kineto import is_profile, read_profile
@@ -58,16 +59,22 @@ FORMATS: Final[tuple[Format, ...]] = (
 
 def read_rank(path: Path) -> RankTrace:
     """One rank's file of any format. UsageError if it is of none."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
+    head = _head(path)
     refuse_pickle(path, head)
     for one in FORMATS:
         if one.recognises(head):
             return one.read(path)
     raise UsageError(f"{path} is of no format that is known: {', '.join(one.name for one in FORMATS)}")
+
+
+def _head(path: Path) -> bytes:
+    """UsageError if it cannot be read, or is a pipe or a device, which may never end."""
+    try:
+        return read_head(path, _HEAD_BYTES)
+    except OSError as error:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path} is no regular file") from None
+        raise UsageError(f"{path}: {error.strerror}") from None
 
 
 def find_recordings(paths: Sequence[Path]) -> list[Recording]:
@@ -81,6 +88,8 @@ def find_recordings(paths: Sequence[Path]) -> list[Recording]:
         if path.is_dir():
             found.append((path, _of_directory(path)))
         elif not path.is_file():
+            if path.exists():
+                raise UsageError(f"{path} is no regular file, and no directory")
             raise UsageError(f"{path}: there is no such file or directory")
     owners: dict[str, set[Path]] = {}
     for place, some in found:
@@ -129,8 +138,7 @@ def _rank_files(path: Path) -> Iterator[Path]:
 
 
 def _looks_like_one(path: Path) -> bool:
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
+    head = _head(path)
     return head[:1] == b"\x80" or any(one.recognises(head) for one in FORMATS)
 
 
@@ -145,8 +153,7 @@ def _of_files(files: Sequence[Path]) -> list[Recording]:
 def _signal(path: Path) -> str | None:
     """What ended a rank, if its guard saw it."""
     try:
-        with path.open("rb") as file:
-            value = json.loads(file.read(_HEAD_BYTES)) if path.is_file() else None
+        value = json.loads(read_head(path, _HEAD_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
     name = value.get("signal") if isinstance(value, dict) else None

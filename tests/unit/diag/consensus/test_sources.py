@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,25 @@ def test_where_there_is_nothing(tmp_path: Path, name: str) -> None:
     RunDirectory(tmp_path / "run")
     with pytest.raises(UsageError, match=name):
         find_recordings([tmp_path / name])
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["rank-1.jsonl", "rank-0.exit.json", "other.json"])
+def test_a_pipe_in_a_directory_of_traces_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    path = Pipeline([1, 1], "async", requests=2).write(tmp_path) / "rank-0.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    if name == "rank-1.jsonl":
+        with pytest.raises(UsageError, match=r"rank-1\.jsonl is no regular file"):
+            find_recordings([tmp_path])
+    else:
+        assert [one.rank for one in find_recordings([tmp_path])[0].ranks] == [0, 1]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("path", ["/dev/zero", "pipe"])
+def test_a_pipe_or_device_is_said_to_be_no_regular_file(path: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="is no regular file"):
+        find_recordings([tmp_path / path])
