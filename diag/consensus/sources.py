@@ -19,7 +19,7 @@ from atom.diag.consensus.foreign_json import load_json
 from atom.diag.consensus.kineto import is_profile, read_profile
 from atom.diag.consensus.model import RankTrace, Recording
 from atom.diag.consensus.pmpi_file import is_pmpi_record, read_pmpi_record
-from atom.diag.consensus.trace_file import is_trace, read_trace
+from atom.diag.consensus.trace_file import is_trace, printable, read_trace
 from atom.recipes.errors import UsageError
 
 __all__ = ["FORMATS", "Format", "find_recordings", "read_rank"]
@@ -184,5 +184,5 @@ def _recording(files: Sequence[Path], place: Path, *, label: str | None = None, 
     if missing := [rank for rank in range(size) if rank not in by_rank]:
         some = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
         problems.append(f"no trace of rank {some}" if len(missing) == 1 else f"no traces of ranks {some}")
-    name = label or ranks[0].arm or place.resolve().name
+    name = printable(label or ranks[0].arm or place.resolve().name)
     return Recording(label=name, ranks=ranks, place=place, repeat=repeat, problems=tuple(problems))

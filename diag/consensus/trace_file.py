@@ -6,6 +6,7 @@ skipped, and no more than a bound of events is kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +15,7 @@ from atom.bench.rundir import JsonlFile
 from atom.diag.consensus.model import OUTCOMES, Call, End, Held, RankTrace, RequestEvent, Round, Work
 from atom.recipes.errors import UsageError
 
-__all__ = ["MOST_EVENTS", "SCHEMA", "SCHEMA_VERSION", "is_trace", "read_trace"]
+__all__ = ["MOST_EVENTS", "SCHEMA", "SCHEMA_VERSION", "is_trace", "printable", "read_trace"]
 
 SCHEMA: Final = "atom-agreement-trace"
 SCHEMA_VERSION: Final = 1
@@ -25,6 +26,8 @@ MOST_RANKS: Final = 1 << 16
 _MOST: Final = 1 << 62
 _LONGEST: Final = 200
 """Characters of a text from a file."""
+_DEEPEST: Final = 8
+"""Levels of the facts."""
 
 
 def is_trace(head: bytes) -> bool:
@@ -39,7 +42,7 @@ def read_trace(path: Path, *, most_events: int = MOST_EVENTS) -> RankTrace:
     header = next(lines, None)
     if header is None or header.get("schema") != SCHEMA:
         raise UsageError(f"{path}: its first line is no header of an {SCHEMA} (docs/trace_consensus.md)")
-    reader = _Reader(_header(path, header), most_events, _domains(header))
+    reader = _Reader(_header(path, header), most_events, _domains(path, header))
     bad = 0
     for line in lines:
         try:
@@ -80,7 +83,7 @@ def _header(path: Path, header: Mapping[str, Any]) -> RankTrace:
             clock=_text(header["boot_id"]) if header.get("boot_id") else None,
             start=_count(header["start_ns"]),
             stop=_count(header["start_ns"]),
-            facts=facts if isinstance(facts, dict) else {},
+            facts=_plain_facts(facts) if isinstance(facts, dict) else {},
             ends=True,
         )
     except KeyError as error:
@@ -89,10 +92,17 @@ def _header(path: Path, header: Mapping[str, Any]) -> RankTrace:
         raise UsageError(f"{path}: its header: {error}") from None
 
 
-def _domains(header: Mapping[str, Any]) -> dict[str, str]:
+def _domains(path: Path, header: Mapping[str, Any]) -> dict[str, str]:
     """`domains` of the header: group → name of this rank's communicator, where there are several."""
     given = header.get("domains")
-    return {_text(name): _text(one) for name, one in given.items()} if isinstance(given, dict) else {}
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise UsageError(f"{path}: its header: domains must be an object of group and name")
+    try:
+        return {_text(name): _text(one) for name, one in given.items()}
+    except ValueError as error:
+        raise UsageError(f"{path}: its header: domains must have a name for each group: {error}") from None
 
 
 class _Reader:
@@ -229,7 +239,27 @@ def _amount(value: Any) -> float | None:
 def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > _LONGEST:
         raise ValueError("not a text of a reasonable length")
+    return printable(value)
+
+
+def printable(value: str) -> str:
+    """Without what a terminal would obey."""
     return value if value.isprintable() else "".join(one if one.isprintable() else "?" for one in value)
+
+
+def _plain_facts(value: Any, depth: int = 0) -> Any:
+    """The texts printable, and what JSON cannot hold or is nested without sense left out."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if not isinstance(value, dict | list):
+        return value
+    if depth >= _DEEPEST:
+        return None
+    if isinstance(value, list):
+        return [_plain_facts(one, depth + 1) for one in value]
+    return {printable(name): _plain_facts(one, depth + 1) for name, one in value.items()}
 
 
 def _id(value: Any) -> int | str:

@@ -103,3 +103,16 @@ def test_many_ranks(tmp_path: Path) -> None:
     tables = consensus_tables(consensus_document(arms_of(find_recordings([path]))))
     assert max(len(table.rows) for table in tables) <= 17
     assert any("48 more ranks" in note for table in tables for note in table.notes)
+
+
+def test_what_a_trace_says_of_itself_moves_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    escape = "\x1b[31m\x07"
+    scope = [{"dimension": escape, "qualified": escape, "value": escape}]
+    facts = {"simulated": escape, "fell_back": escape, "scope": scope, "asked_mode": "async"}
+    path = Pipeline([4, 8], "async", escape, facts=facts).write(tmp_path / "run")
+    table = tmp_path / "table.md"
+    assert main(["trace-consensus", "report", str(path), "--markdown", str(table)]) == 0
+    for text in (capsys.readouterr().out, table.read_text()):
+        assert "SIMULATED: " in text
+        assert "\x1b" not in text
+        assert "\x07" not in text

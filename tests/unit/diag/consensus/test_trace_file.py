@@ -169,3 +169,25 @@ def test_cut_anywhere(tmp_path_factory: pytest.TempPathFactory, data: st.DataObj
     content = path.read_bytes()
     path.write_bytes(content[: data.draw(st.integers(len(content.partition(b"\n")[0]) + 1, len(content)))])
     assert read_trace(path).damaged == 0
+
+
+@pytest.mark.parametrize("domains", [{"pp": {"a": 1}}, {"pp": None}, {"pp": 3}, {"pp": "x" * 500}, ["pp"], "pp", 1])
+def test_domains_that_are_none_are_named(domains: object, tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    path.write_text(json.dumps({**Writer(0, 1).header(), "domains": domains}) + "\n")
+    with pytest.raises(UsageError, match=r"rank-0\.jsonl: its header: domains must") as caught:
+        read_trace(path)
+    assert len(str(caught.value)) < len(str(path)) + 200
+
+
+def test_facts_hold_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(300):
+        deep = {"deep": deep}
+    facts = {"simulated": "\x1b[31mred", "scope": [{"value\x07": "\x9b2J"}], "requests": float("nan"), "deep": deep}
+    path = Writer(0, 1, facts=facts).write(tmp_path, {})
+    found = read_trace(path).facts
+    assert found["simulated"] == "?[31mred"
+    assert found["scope"] == [{"value?": "?2J"}]
+    assert found["requests"] is None
+    json.dumps(found, allow_nan=False)
