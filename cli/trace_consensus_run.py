@@ -16,7 +16,7 @@ from atom.bench.rundir import RunDirectory
 from atom.cli import options as opt
 from atom.cli.consensus_publish import ConsensusOutput, publish_consensus
 from atom.cli.run_place import RunPlace
-from atom.diag.consensus.arms import ARMS, ArmsPlan, run_arms
+from atom.diag.consensus.arms import ARMS, MOST_RANKS, ArmsPlan, run_arms
 from atom.diag.consensus.document import arms_of, consensus_document
 from atom.diag.consensus.launcher import find_launcher
 from atom.diag.consensus.sources import find_recordings
@@ -202,12 +202,14 @@ def _plan(given: dict[str, Any]) -> ArmsPlan:
 
 def _stage_times(stage_ms: str, gaps: str | None, pp: int) -> list[float]:
     """A stage enters as much later than the one before as its own forward takes."""
+    if not 2 <= pp <= MOST_RANKS:
+        raise UsageError(f"--pp must be from 2 (one stage waits for nobody) to {MOST_RANKS}, got {pp}")
     times = _numbers("--stage-ms", stage_ms, ",")
     if len(times) > 1:
         if gaps is not None:
             raise UsageError("--gaps are in units of the first stage's time: give --stage-ms one time with it")
         return times
-    relative = ([1.0] * (pp - 2) + [2.0])[: max(pp - 1, 0)] if gaps is None else _numbers("--gaps", gaps, ":")
+    relative = [1.0] * (pp - 2) + [2.0] if gaps is None else _numbers("--gaps", gaps, ":")
     if len(relative) != pp - 1:
         raise UsageError(f"--gaps {gaps} has {len(relative)} gaps; between {pp} stages (--pp) there are {pp - 1}")
     return [times[0], *(times[0] * one for one in relative)]

@@ -19,7 +19,7 @@ from atom.diag.consensus.launcher import Launcher
 from atom.diag.consensus.mpi_job import run_job
 from atom.recipes.errors import RunError, UsageError
 
-__all__ = ["ARMS", "ArmsPlan", "run_arms"]
+__all__ = ["ARMS", "MOST_RANKS", "ArmsPlan", "run_arms"]
 
 ARMS: Final[Mapping[str, str]] = {
     "control": "none",
@@ -29,6 +29,8 @@ ARMS: Final[Mapping[str, str]] = {
 }
 """Arm → mode of the agreement. The control has no agreement, as before there was one."""
 MOST_REQUESTS: Final = 1_000_000
+MOST_RANKS: Final = 64
+"""Of one arm: each is a process of this machine, or of what the launcher has."""
 _PROBE: Final = "atom.engine.probes.agreement_arms"
 _START_S: Final = 60.0
 """Beyond what an arm computes: interpreters start, and MPI finds its ranks."""
@@ -65,11 +67,17 @@ class ArmsPlan:
         unknown = [arm for arm in self.arms if arm not in ARMS]
         if unknown or not self.arms or len(set(self.arms)) != len(self.arms):
             raise UsageError(f"--arms takes names of {', '.join(ARMS)}, each once; got {','.join(self.arms) or 'none'}")
-        if self.pp >= 2 and len(self.stage_ms) != self.pp:
-            raise UsageError(f"--stage-ms has {len(self.stage_ms)} times for {self.pp} stages (--pp)")
         for flag, right, what in self._checks():
             if not right:
                 raise UsageError(f"{flag} must be {what}")
+        if self.pp * self.tp > MOST_RANKS:
+            asked = f"--pp {self.pp} × --tp {self.tp} are {self.pp * self.tp:,} ranks"
+            raise UsageError(f"{asked}; at most {MOST_RANKS} are run")
+        if len(self.stage_ms) != self.pp:
+            raise UsageError(f"--stage-ms has {len(self.stage_ms)} times for {self.pp} stages (--pp)")
+        if self.failures + self.timeouts > 1:
+            both = f"--failures {self.failures:g} and --timeouts {self.timeouts:g}"
+            raise UsageError(f"{both} are more than all transfers together: at most 1")
 
     def _checks(self) -> Iterator[tuple[str, bool, str]]:
         yield "--pp", self.pp >= 2, "at least 2: one stage waits for nobody"
