@@ -265,8 +265,8 @@ def _safety(document: Document) -> Iterator[Table]:
     rows = [
         [
             arm["label"],
-            f"{arm['divergences']:,}",
-            f"{arm['incomplete']:,}",
+            _count(arm["divergences"]),
+            _count(arm["incomplete"]),
             {True: "the same", False: "differs", None: "–"}[arm["same_order"]],
             _count(arm["released_before_commit"]),
             _count(arm["abandoned"]),

@@ -185,11 +185,12 @@ def _safety(runs: Sequence[Safety], mode: str) -> dict[str, Any]:
         return sum(known) if known else None
 
     agrees = mode in ("async", "blocking")
+    committed = mode == "none" or any(one.decided for one in runs)
     orders = [one.same_order for one in runs if one.same_order is not None]
     return {
-        "divergences": sum(len(one.divergent) for one in runs),
+        "divergences": sum(len(one.divergent) for one in runs) if committed else None,
         "divergent": [str(round_) for one in runs for round_ in one.divergent][:MOST_NAMED],
-        "incomplete": sum(len(one.incomplete) for one in runs),
+        "incomplete": sum(len(one.incomplete) for one in runs) if committed else None,
         "same_order": all(orders) if orders else None,
         "order_differs": agrees and not all(orders),
         "digests": [runs[0].digests.get(rank) for rank in range(max(runs[0].digests, default=-1) + 1)],

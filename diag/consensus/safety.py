@@ -32,9 +32,10 @@ class Safety:
     commits."""
     digests: dict[int, str]
     """Rank → SHA-256 of what it applied, as it said, or of what was recorded."""
-    released_before_commit: int
+    released_before_commit: int | None
     """Requests whose blocks a rank gave back before the authoritative commit: without one on that rank, or, where the
-    clocks are shared, before every rank had voted. Most of what was recorded and what the ranks said."""
+    clocks are shared, before every rank had voted. Most of what was recorded and what the ranks said. None: neither
+    releases were recorded nor anything said; 0 where nothing is agreed on."""
     abandoned: int | None
     pending_sends: int | None
     """At the close, over all ranks; None: not said."""
@@ -94,7 +95,7 @@ def _digest(trace: RankTrace, log: Log) -> str | None:
     return sha.hexdigest() if log else None
 
 
-def _released_early(recording: Recording) -> int:
+def _released_early(recording: Recording) -> int | None:
     times = {trace.rank: rounds_of(trace) for trace in recording.ranks}
     last_vote: dict[Round, int] = {}
     if recording.one_clock:
@@ -102,18 +103,22 @@ def _released_early(recording: Recording) -> int:
             for round_, one in rounds.items():
                 if (t := one.get("vote")) is not None:
                     last_vote[round_] = max(last_vote.get(round_, t), t)
-    early = set()
+    early, released = set(), False
     for trace in recording.ranks:
         if trace.mode in ("none", "collectives"):
             continue
         for round_, one in times[trace.rank].items():
             release, commit = one.get("release"), one.get("commit")
+            released = released or release is not None
             if release is None or (commit is None and trace.dropped):  # a commit that was not recorded is not missing
                 continue
             if commit is None or release < commit or release < last_vote.get(round_, release):
                 early.add(round_)
-    said = max((trace.end.released_before_commit or 0 for trace in recording.ranks if trace.end is not None), default=0)
-    return max(len(early), said)
+    ends = [trace.end for trace in recording.ranks if trace.end is not None]
+    said = [one.released_before_commit for one in ends if one.released_before_commit is not None]
+    if not released and not said and recording.mode != "none":
+        return None
+    return max([len(early), *said])
 
 
 def _sum(recording: Recording, name: str) -> int | None:

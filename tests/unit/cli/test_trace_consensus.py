@@ -116,3 +116,20 @@ def test_what_a_trace_says_of_itself_moves_no_terminal(tmp_path: Path, capsys: p
         assert "SIMULATED: " in text
         assert "\x1b" not in text
         assert "\x07" not in text
+
+
+def test_safety_that_was_not_recorded_is_no_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = totals(tmp_path / "run", [50, 0.1], 100.0)
+    assert main(["trace-consensus", "report", str(path), "--json", "-"]) == 0
+    arm = json.loads(capsys.readouterr().out)["arms"][0]
+    unknown = ("divergences", "incomplete", "same_order", "released_before_commit", "abandoned", "pending_sends")
+    assert [arm[name] for name in unknown] == [None] * len(unknown)
+    tables = consensus_tables(consensus_document(arms_of(find_recordings([path]))))
+    safety = next(one for one in tables if one.title == "safety")
+    assert safety.rows == [["blocking", *["–"] * len(unknown)]]
+
+
+def test_what_ranks_say_of_early_releases_is_known_without_events(tmp_path: Path) -> None:
+    path = totals(tmp_path / "run", [50, 0.1], 100.0, released_before_commit=0)
+    arm = consensus_document(arms_of(find_recordings([path])))["arms"][0]
+    assert (arm["released_before_commit"], arm["divergences"]) == (0, None)
