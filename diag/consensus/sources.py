@@ -103,19 +103,26 @@ def find_recordings(paths: Sequence[Path]) -> list[Recording]:
 
 
 def _of_directory(path: Path) -> list[Recording]:
-    recordings: list[Recording] = []
-    for arm in sorted((path / "arms").glob("*/")):
-        runs = sorted(arm.glob("run-*/"), key=lambda one: _number(one.name))
-        for run in runs:
-            if ranks := list(_rank_files(run)):
-                recordings.append(_recording(ranks, run, label=arm.name, repeat=_number(run.name)))
+    recordings = [one for arm in sorted((path / "arms").glob("*/")) for one in _of_arm(arm)]
+    if not recordings and not (path / "trace").is_dir():
+        recordings = _of_arm(path)
     if recordings:
         return recordings
     ranks = list(_rank_files(path))
     if not ranks:
-        looked_for = "arms/*/run-*/trace/rank-*.jsonl, trace/rank-*.jsonl, or files of ranks"
+        looked_for = "arms/*/run-*/trace/rank-*.jsonl, run-*/trace/rank-*.jsonl, trace/rank-*.jsonl, or files of ranks"
         raise UsageError(f"{path} has no traces ({looked_for})")
     return [_recording(ranks, path)]
+
+
+def _of_arm(arm: Path) -> list[Recording]:
+    """The runs of one arm's directory, by number."""
+    runs = sorted(arm.glob("run-*/"), key=lambda one: _number(one.name))
+    return [
+        _recording(ranks, run, label=arm.name or arm.resolve().name, repeat=_number(run.name))
+        for run in runs
+        if (ranks := list(_rank_files(run)))
+    ]
 
 
 def _number(name: str) -> int:

@@ -97,3 +97,10 @@ def test_a_pipe_or_device_is_said_to_be_no_regular_file(path: str, tmp_path: Pat
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="is no regular file"):
         find_recordings([tmp_path / path])
+
+
+def test_the_directory_of_one_arm(tmp_path: Path) -> None:
+    for number in (1, 2, 10):
+        Pipeline([1, 1], requests=2).write(tmp_path / "run/arms/blocking" / f"run-{number}" / "trace")
+    found = find_recordings([tmp_path / "run/arms/blocking"])
+    assert [(one.label, one.repeat, len(one.ranks)) for one in found] == [("blocking", n, 2) for n in (1, 2, 10)]
