@@ -38,6 +38,7 @@ _FIELDS: Final = (
 )
 _RECORD_BYTES: Final = 32
 _MOST_NS: Final = 1 << 62
+PICKLED: Final = "mpi4py's lower-case collectives (of pickles) may run as point-to-point messages, which are not seen"
 _UNNAMED: Final = ("MPI_COMM", "MPI COMM")
 """What the names of communicators begin with that nobody named."""
 
@@ -100,6 +101,7 @@ def read_pmpi_record(path: Path, *, most_events: int = MOST_EVENTS) -> RankTrace
         trace.stop = max(trace.stop, header.end_ns)
     if header.nonblocking:
         trace.notes.append(f"{header.nonblocking} non-blocking collectives are not in the record, nor waits for them")
+    trace.notes.append(PICKLED)
     return trace
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atom.diag.consensus.pmpi_build import SOURCE
-from atom.diag.consensus.pmpi_file import KINDS, read_pmpi_record
+from atom.diag.consensus.pmpi_file import KINDS, PICKLED, read_pmpi_record
 from atom.diag.consensus.sources import read_rank
 from atom.recipes.errors import UsageError
 
@@ -59,7 +59,7 @@ def test_the_end_and_what_is_not_in_the_record(tmp_path: Path) -> None:
     trace = read_pmpi_record(write(tmp_path / "rank-1.pmpi", data))
     assert trace.end is not None
     assert (trace.end.wall_s, trace.end.cpu_s, trace.dropped, trace.calls) == (2.0, 0.5, 3, [])
-    assert trace.notes == ["9 non-blocking collectives are not in the record, nor waits for them"]
+    assert trace.notes == ["9 non-blocking collectives are not in the record, nor waits for them", PICKLED]
 
 
 @pytest.mark.parametrize(
