@@ -86,10 +86,11 @@ def test_nothing_asked_is_nothing(tmp_path: Path) -> None:
     assert document(tmp_path)["outputs"] is None
 
 
-def test_a_control_that_is_no_evidence_is_a_reason(tmp_path: Path) -> None:
+def test_a_control_that_is_no_evidence_is_a_remark_and_no_reason(tmp_path: Path) -> None:
     """Its runs have no records of requests."""
     made(tmp_path, ["long"], lambda *_: "x", pairs=1, aa_pairs=1)
     told = document(tmp_path)
-    assert not told["valid"]
-    assert any(line.startswith("long: A/A pair 1 is in no noise floor: run-") for line in told["reasons"])
-    assert (told["outputs"][0]["word"], told["loads"][0]["control"]["left_out"][0][:10]) == ("identical", "A/A pair 1")
+    (load,) = told["loads"]
+    assert any(line.startswith("A/A pair 1 is in no noise floor: run-") for line in load["remarks"])
+    assert not any("A/A pair" in line for line in told["reasons"])
+    assert (told["outputs"][0]["word"], load["control"]["left_out"][0][:10]) == ("identical", "A/A pair 1")
