@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from atom.bench.report.numbers import signed_percent
 from atom.cli.ab_causal_tables import causal_tables
 from atom.cli.ab_plan_tables import commit_text
 from atom.cli.ab_section_tables import (
@@ -18,7 +19,7 @@ from atom.cli.ab_section_tables import (
 )
 from atom.cli.render import Table, number, table_width
 
-__all__ = ["arms_text", "comparison_tables", "gate_name", "outcome_text", "signed", "signed_percent", "verdict_lines"]
+__all__ = ["arms_text", "comparison_tables", "gate_name", "outcome_text", "signed", "verdict_lines"]
 
 LONGEST_LABEL: Final = 13
 NARROW_LABEL: Final = 8
@@ -259,13 +260,6 @@ def signed(value: float | None) -> str:
         return "–"
     text = number(abs(value))
     return text if value == 0 else f"{'−' if value < 0 else '+'}{text}"
-
-
-def signed_percent(value: float | None) -> str:
-    if value is None:
-        return "–"
-    digits = 2 if abs(value) < 10 else 1
-    return f"{value:+.{digits}f}".replace("-", "−")
 
 
 def _interval(interval: Sequence[float | None] | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["number"]
+__all__ = ["number", "signed_percent"]
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -16,3 +16,10 @@ def number(value: float | None, digits: int = 4) -> str:
     if magnitude < 0.1:
         return f"{value:.2g}"
     return f"{value:,.{decimals}f}"
+
+
+def signed_percent(value: float | None) -> str:
+    """A change with its sign (U+2212 for minus), without the unit; what is not known is "–"."""
+    if value is None:
+        return "–"
+    return f"{value:+.{2 if abs(value) < 10 else 1}f}".replace("-", "−")

@@ -10,7 +10,7 @@ from atom.bench.redact import redact_text
 from atom.bench.regular_file import read_tail
 from atom.recipes.hints import address_in_use, describe_status
 
-__all__ = ["complaint", "port_was_taken", "telling_line"]
+__all__ = ["complaint", "one_line", "port_was_taken", "telling_line"]
 
 _LONGEST: Final = 300
 _DIED: Final = re.compile(
@@ -39,12 +39,12 @@ def complaint(directory: Path, client_log: Path, status: int) -> str:
         # What a server writes last while it serves is mostly that it serves.
         said = match["hint"] or _error_line(server_log)
         died = f"the server died with {match['hinted'] or match['status']} under load"
-        return _short(died + (f": {said}" if said else ""))
+        return one_line(died + (f": {said}" if said else ""))
     if (match := _DIED.fullmatch(message)) is None:
-        return _short(message)
+        return one_line(message)
     what, died = match["what"], f"died with {match['status']}{' while it started' if match['when'] else ''}"
     telling = telling_line(server_log)
-    return _short(f"the {what} {died}" + (f": {telling}" if telling else "; it wrote nothing"))
+    return one_line(f"the {what} {died}" + (f": {telling}" if telling else "; it wrote nothing"))
 
 
 def port_was_taken(directory: Path, client_log: Path) -> bool:
@@ -75,6 +75,7 @@ def _error(lines: list[str]) -> str | None:
     return None if found is None else found.partition(": ")[2]
 
 
-def _short(text: str) -> str:
+def one_line(text: str, longest: int = _LONGEST) -> str:
+    """Without secrets and control characters, cut after so many characters."""
     text = redact_text("".join(one if one.isprintable() else " " for one in text))
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return text if len(text) <= longest else text[: longest - 1] + "…"

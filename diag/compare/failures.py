@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from atom.bench.records import Outcome, read_records
-from atom.bench.redact import redact_text
 from atom.bench.regular_file import read_tail
 from atom.bench.rundir import RunDirectory
-from atom.diag.compare.arm_problem import telling_line
+from atom.diag.compare.arm_problem import one_line, telling_line
 from atom.diag.compare.model import RunResult
 from atom.recipes.errors import AtomError
 
@@ -151,5 +150,4 @@ def _of_text(line: str) -> Failure | None:
 
 
 def _short(text: str) -> str:
-    text = redact_text("".join(one if one.isprintable() else " " for one in text))
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return one_line(text, _LONGEST)

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from atom.bench.regular_file import read_regular
+from atom.bench.report.numbers import signed_percent
 from atom.diag.compare.evidence import ScoredPair, ScoredRun, Side, metric_values
 from atom.diag.compare.gate_document import load_gates
 from atom.diag.compare.mechanism import disagreement
@@ -372,9 +373,4 @@ def _half_remarks(weighed: Weighed) -> list[str]:
 
 def _percent(log_ratio: float) -> str:
     value = percent(log_ratio)
-    return "–" if value is None else f"{signed(value)}%"
-
-
-def signed(value: float) -> str:
-    """Two decimals with the sign; U+2212 for minus."""
-    return f"{value:+.{2 if abs(value) < 10 else 1}f}".replace("-", "−")
+    return "–" if value is None else f"{signed_percent(value)}%"

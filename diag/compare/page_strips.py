@@ -13,9 +13,9 @@ from html import escape
 from typing import Any, Final
 
 from atom.bench.report.axis import short, ticks
-from atom.bench.report.numbers import number
+from atom.bench.report.numbers import number, signed_percent
 
-__all__ = ["arrows_card", "kind_of", "metrics_card", "pairs_card", "signed"]
+__all__ = ["arrows_card", "kind_of", "metrics_card", "pairs_card"]
 
 MOST_ROWS: Final = 48
 """Pairs or matched runs that are drawn; the tables count all."""
@@ -30,12 +30,6 @@ Load = Mapping[str, Any]
 def kind_of(word: str) -> str:
     """Colour of a verdict."""
     return _KINDS.get(word, "warn")
-
-
-def signed(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:+.{2 if abs(value) < 10 else 1}f}".replace("-", "−")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +74,18 @@ def pairs_card(load: Load, name: str) -> str:
     under = [*_bands(axis, floor, margin)]
     kind = kind_of(metric["word"])
     rows = [
-        _row(f"A/A {one.number}", _marks(axis, one, "control"), under, signed(one.mean), "control") for one in control
+        _row(f"A/A {one.number}", _marks(axis, one, "control"), under, signed_percent(one.mean), "control")
+        for one in control
     ]
-    rows += [_row(f"pair {one.number}", _marks(axis, one, "dot"), under, signed(one.mean)) for one in pairs[:MOST_ROWS]]
+    rows += [
+        _row(f"pair {one.number}", _marks(axis, one, "dot"), under, signed_percent(one.mean))
+        for one in pairs[:MOST_ROWS]
+    ]
     rows.append('<div class="rule"></div>')
     mean = _mean(axis, metric["delta_pct"], interval)
-    rows.append(_row("mean", mean, under, f"<b>{signed(metric['delta_pct'])}</b>{_interval(interval)}", f"mean {kind}"))
+    rows.append(
+        _row("mean", mean, under, f"<b>{signed_percent(metric['delta_pct'])}</b>{_interval(interval)}", f"mean {kind}")
+    )
     rows.append(_axis_row(axis, "%"))
     worse = ("faster", "slower") if metric["better"] == "lower" else ("slower", "faster")
     caption = f"{load['head']} against {load['base']} (%); left of zero is {worse[0]}, right is {worse[1]}"
@@ -128,8 +128,8 @@ def _marks(axis: _Axis, one: _PairEffect, kind: str) -> str:
     parts = [_line(axis.at(low), axis.at(high), "join")] if len(one.halves) > 1 else []
     parts += [_circle(axis.at(value), 3, "half") for value in one.halves if len(one.halves) > 1]
     parts.append(_circle(axis.at(one.mean), 4.2, kind))
-    halves = ", ".join(f"{signed(value)}%" for value in one.halves)
-    return f"<g><title>{escape(f'{signed(one.mean)}% (matched runs {halves})')}</title>{''.join(parts)}</g>"
+    halves = ", ".join(f"{signed_percent(value)}%" for value in one.halves)
+    return f"<g><title>{escape(f'{signed_percent(one.mean)}% (matched runs {halves})')}</title>{''.join(parts)}</g>"
 
 
 def _mean(axis: _Axis, value: float, interval: tuple[float, float] | None) -> str:
@@ -162,7 +162,7 @@ def metrics_card(load: Load) -> str:
         marks = _mean(axis, one["delta_pct"], interval) or _beyond(
             0 if one["delta_pct"] < 0 else 100, one["delta_pct"] < 0
         )
-        title = f"{one['title']}: {signed(one['delta_pct'])}%{_interval(interval)}: {one['verdict']}"
+        title = f"{one['title']}: {signed_percent(one['delta_pct'])}%{_interval(interval)}: {one['verdict']}"
         bands = [*_bands(axis, one["noise_floor_pct"], None)]
         better = "lower" if one["better"] == "lower" else "higher"
         rows.append(
@@ -170,7 +170,7 @@ def metrics_card(load: Load) -> str:
                 one["title"],
                 f"<g><title>{escape(title)}</title>{marks}</g>",
                 bands,
-                f"<b>{signed(one['delta_pct'])}</b>%&ensp;{escape(one['word'])}",
+                f"<b>{signed_percent(one['delta_pct'])}</b>%&ensp;{escape(one['word'])}",
                 kind,
                 f"{better} is better",
             )
@@ -216,7 +216,7 @@ def arrows_card(load: Load, name: str, *, concurrent: bool) -> str:
             arrow = f"<g><title>{escape(text)}</title>{_arrow(axis, base, head, metric['better'])}</g>"
             rows.append(_row(f"pair {pair}", arrow, [], f"{number(base)} → {number(head)}", "", run["half"]))
         if effect is not None:
-            rows.append(_row("", "", [], f"mean <b>{signed(effect)}</b>%", "control"))
+            rows.append(_row("", "", [], f"mean <b>{signed_percent(effect)}</b>%", "control"))
     rows.append(_axis_row(axis, metric["unit"]))
     by = "where each of them ran" if concurrent else "which of them was first"
     swapped = len({run["index"] for _, run, _, _ in known}) > 1
@@ -279,7 +279,7 @@ def _axis_row(axis: _Axis, unit: str) -> str:
 
 
 def _interval(interval: tuple[float, float] | None) -> str:
-    return "" if interval is None else f"&ensp;{signed(interval[0])} … {signed(interval[1])}"
+    return "" if interval is None else f"&ensp;{signed_percent(interval[0])} … {signed_percent(interval[1])}"
 
 
 def _finite(interval: Sequence[float | None] | None) -> tuple[float, float] | None:

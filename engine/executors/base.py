@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,3 +132,15 @@ class Executor(abc.ABC):
     def stop_profile(self) -> str:
         """End the recording and return the path of the trace."""
         raise RequestError(f"the {self.kind} executor has no profiler")
+
+
+class FutureExecutor(Executor):
+    """One whose handles hold a `Future` of the step's result in `state`."""
+
+    def collect(self, handle: StepHandle) -> StepResult:
+        future: Future[StepResult] = handle.state
+        return future.result()
+
+    def is_done(self, handle: StepHandle) -> bool:
+        future: Future[StepResult] = handle.state
+        return future.done()

@@ -18,7 +18,7 @@ import torch
 
 from atom.engine import envs
 from atom.engine.config import EngineConfig
-from atom.engine.executors.base import Executor, SchedulerOutput, StepHandle, StepResult
+from atom.engine.executors.base import FutureExecutor, SchedulerOutput, StepHandle, StepResult
 from atom.engine.executors.cpu_choices import choose_dtype, compute_threads, context_length
 from atom.engine.executors.kv_cache import KVCache, KVCacheShape, available_memory, choose_num_blocks
 from atom.engine.executors.model_runner import ModelRunner, choose_backend, create_backend
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class CPUExecutor(Executor):
+class CPUExecutor(FutureExecutor):
     """Real models in torch and C. `kernels`: "auto" the fastest, "attention" compiled attention alone, "torch" none;
     None: what `$ATOM_CPU_KERNELS` says, else "auto"."""
 
@@ -102,14 +102,6 @@ class CPUExecutor(Executor):
         future: Future[StepResult] = Future()
         self._queue.put((lambda: self._run_step(output), future))
         return StepHandle(output.step, future)
-
-    def collect(self, handle: StepHandle) -> StepResult:
-        future: Future[StepResult] = handle.state
-        return future.result()
-
-    def is_done(self, handle: StepHandle) -> bool:
-        future: Future[StepResult] = handle.state
-        return future.done()
 
     def shutdown(self) -> None:
         worker, self._worker = self._worker, None

@@ -17,7 +17,7 @@ import torch
 
 from atom.engine.config import EngineConfig
 from atom.engine.errors import AtomEngineError, RequestError
-from atom.engine.executors.base import Executor, SchedulerOutput, StepHandle, StepResult
+from atom.engine.executors.base import FutureExecutor, SchedulerOutput, StepHandle, StepResult
 from atom.engine.executors.cpu_choices import choose_dtype, context_length
 from atom.engine.executors.kv_cache import KVCacheShape, available_memory, choose_num_blocks
 from atom.engine.executors.micro_batches import MicroBatches, PendingStep
@@ -41,7 +41,7 @@ __all__ = ["ParallelExecutor"]
 Reply = TypeVar("Reply", Loaded, Ready, Profiled)
 
 
-class ParallelExecutor(Executor):
+class ParallelExecutor(FutureExecutor):
     """`tensor_parallel_size` × `pipeline_parallel_size` workers. `step seconds` are from the end of the step before, or
     the submission if that was later, to the end of the step: stages overlap, so a step has no time of its own."""
 
@@ -122,14 +122,6 @@ class ParallelExecutor(Executor):
         for part in parts:
             self._workers.broadcast(MicroBatch(part))
         return StepHandle(output.step, future)
-
-    def collect(self, handle: StepHandle) -> StepResult:
-        future: Future[StepResult] = handle.state
-        return future.result()
-
-    def is_done(self, handle: StepHandle) -> bool:
-        future: Future[StepResult] = handle.state
-        return future.done()
 
     def shutdown(self) -> None:
         workers, self._workers = self._workers, None
